@@ -1,0 +1,214 @@
+# cb: one Makefile. `make help` explains each target. Knobs first.
+
+CC        ?= cc
+PREFIX    ?= /usr/local
+V         ?= 0
+VARIANT   ?=
+MODEL_DIR ?= build/models
+CBD_MODEL ?= $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
+FUZZ_SECONDS ?= 60
+export CBD_MODEL
+
+ifeq ($(origin CC),default)
+CC := gcc
+endif
+
+ifeq ($(VARIANT),)
+OBJ := obj
+BUILD := build
+else
+OBJ := obj/$(VARIANT)
+BUILD := build/$(VARIANT)
+endif
+
+WARN := -Wall -Wextra -Wshadow -Wconversion -Wmissing-prototypes -Wstrict-prototypes -Wpointer-arith \
+        -Wno-sign-conversion -Werror
+SAN_asan := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1
+SAN_tsan := -fsanitize=thread -fno-omit-frame-pointer -O1
+SAN := $(SAN_$(VARIANT))
+
+BASE_CFLAGS := -std=c17 -D_GNU_SOURCE -I. -O2 -g $(WARN) -fPIC -fvisibility=hidden -pthread \
+               -ffp-contract=off -fno-math-errno -MMD -MP $(SAN)
+KERNEL_CFLAGS := -O3 -mfma
+LIBS := -luring -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lncurses -ltinfo -lm -pthread
+
+ifeq ($(V),0)
+Q := @
+say = @printf '  %-7s %s\n' $(1) $(2)
+else
+Q :=
+say =
+endif
+
+# ---- sources: a folder is a library, found by wildcard --------------------------------------------
+
+SHM_SRC    := $(wildcard shm/*.c)
+CLIENT_SRC := $(wildcard client/*.c client/text/*.c)
+DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
+TOOLS_SRC  := $(filter-out tools/cbctl.c,$(wildcard tools/*.c))
+
+# kernels/cpu: files named here are compiled once an instruction set, with -DCPU_LEVEL=<level>.
+CPU_LEVELS := scalar avx2 avx512vnni
+CPU_LEVEL_SRC := $(wildcard $(addprefix kernels/cpu/,$(addsuffix .c,matmul attention rmsnorm rope embed mlp quant sample level)))
+KERNELS_SRC := $(filter-out $(CPU_LEVEL_SRC),$(wildcard kernels/*.c kernels/reference/*.c kernels/cpu/*.c))
+LEVEL_scalar     := -mfma -mf16c
+LEVEL_avx2       := -mavx2 -mfma -mf16c
+LEVEL_avx512vnni := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
+objs = $(patsubst %.c,$(OBJ)/%.o,$(1))
+level_objs = $(foreach l,$(CPU_LEVELS),$(patsubst %.c,$(OBJ)/%.$(l).o,$(CPU_LEVEL_SRC)))
+
+SHM_LIB     := $(OBJ)/libshm.a
+CLIENT_LIB  := $(OBJ)/libclientparts.a
+KERNELS_LIB := $(OBJ)/libkernels.a
+DAEMON_LIB  := $(OBJ)/libdaemon.a
+TOOLS_LIB   := $(OBJ)/libtools.a
+ALL_LIBS    := $(TOOLS_LIB) $(DAEMON_LIB) $(KERNELS_LIB) $(CLIENT_LIB) $(SHM_LIB)
+
+# tests/<folder>/test_*.c make one program a folder; tests/programs/*.c and examples one each.
+TEST_FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.c))))
+TEST_PROGS   := $(addprefix $(BUILD)/tests/test_,$(TEST_FOLDERS))
+UNIT_PROGS   := $(filter-out %/test_system,$(TEST_PROGS))
+SINGLE_PROGS := $(patsubst tests/programs/%.c,$(BUILD)/tests/%,$(wildcard tests/programs/*.c))
+BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tests/bench/*.c))
+EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard client/examples/*.c))
+FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
+PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbctl.c),$(BUILD)/cbctl)
+CLIENT_OUT := $(if $(CLIENT_SRC),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a $(BUILD)/cbclient.pc)
+
+.PHONY: all deps model demo check test bench asan tsan fuzz format lint install uninstall help clean \
+        distclean tests
+.DEFAULT_GOAL := all
+.SECONDARY:
+.DELETE_ON_ERROR:
+
+all: $(PROGS) $(CLIENT_OUT) $(EXAMPLES) ## Build cbd, cbctl, libcbclient and the examples into build/
+tests: $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS)
+
+# ---- libraries and programs ------------------------------------------------------------------------
+
+$(OBJ)/%.o: %.c Makefile
+	$(call say,CC,$<)
+	$(Q)mkdir -p $(@D) && $(CC) $(BASE_CFLAGS) $(EXTRA_CFLAGS) $(CFLAGS) -c $< -o $@
+
+$(OBJ)/kernels/%.o: EXTRA_CFLAGS += $(KERNEL_CFLAGS)
+$(OBJ)/tests/kernels/%.o: EXTRA_CFLAGS += -mfma
+
+define level_rule
+$(OBJ)/kernels/cpu/%.$(1).o: kernels/cpu/%.c Makefile
+	$$(call say,CC,$$< [$(1)])
+	$(Q)mkdir -p $$(@D) && $(CC) $(BASE_CFLAGS) $(KERNEL_CFLAGS) $(LEVEL_$(1)) -DCPU_LEVEL=$(1) -DCPU_LEVEL_$(1) $(CFLAGS) -c $$< -o $$@
+endef
+$(foreach l,$(CPU_LEVELS),$(eval $(call level_rule,$(l))))
+
+define archive
+	$(call say,AR,$@)
+	$(Q)mkdir -p $(@D) && rm -f $@ && ar rcs $@ $^
+endef
+$(SHM_LIB): $(call objs,$(SHM_SRC))
+	$(archive)
+$(CLIENT_LIB): $(call objs,$(CLIENT_SRC))
+	$(archive)
+$(KERNELS_LIB): $(call objs,$(KERNELS_SRC)) $(level_objs)
+	$(archive)
+$(DAEMON_LIB): $(call objs,$(DAEMON_SRC))
+	$(archive)
+$(TOOLS_LIB): $(call objs,$(TOOLS_SRC))
+	$(archive)
+
+define link_prog
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D) && $(CC) $(SAN) -pthread $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) \
+	    -Wl,--start-group $(filter %.a,$^) -Wl,--end-group $(LIBS) $(EXTRA_LIBS)
+endef
+
+$(BUILD)/cbd: $(OBJ)/daemon/main.o $(DAEMON_LIB) $(KERNELS_LIB) $(SHM_LIB)
+	$(link_prog)
+$(BUILD)/cbctl: $(OBJ)/tools/cbctl.o $(TOOLS_LIB) $(CLIENT_LIB) $(SHM_LIB)
+	$(link_prog)
+$(BUILD)/libcbclient.so: $(call objs,$(CLIENT_SRC) $(SHM_SRC)) client/cbclient.map
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D) && $(CC) $(SAN) -shared -Wl,-soname,libcbclient.so.1 -Wl,--version-script=client/cbclient.map \
+	    -Wl,-z,defs $(CFLAGS) $(LDFLAGS) -o $@ $(filter %.o,$^) $(if $(SAN),-Wl$(comma)-z$(comma)undefs) -lpcre2-8 -lutf8proc -pthread
+	$(Q)ln -sf libcbclient.so $(BUILD)/libcbclient.so.1
+comma := ,
+$(BUILD)/libcbclient.a: $(call objs,$(CLIENT_SRC) $(SHM_SRC))
+	$(archive)
+$(BUILD)/cbclient.pc: client/cbclient.pc.in
+	$(Q)mkdir -p $(@D) && sed 's|@PREFIX@|$(PREFIX)|g' $< > $@
+$(BUILD)/examples/%: $(OBJ)/client/examples/%.o $(BUILD)/libcbclient.a
+	$(link_prog)
+
+# ---- tests -----------------------------------------------------------------------------------------
+
+define test_rule
+$(BUILD)/tests/test_$(1): $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/$(1)/*.c) $(wildcard tests/util.c)) $(ALL_LIBS)
+	$$(link_prog)
+endef
+$(foreach f,$(TEST_FOLDERS),$(eval $(call test_rule,$(f))))
+$(TEST_PROGS): EXTRA_LIBS := -lcriterion
+$(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/util.c)) $(ALL_LIBS)
+	$(link_prog)
+$(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/util.c)) $(ALL_LIBS)
+	$(link_prog)
+$(OBJ)/tests/util.o: EXTRA_CFLAGS += -Wno-missing-prototypes
+
+-include $(shell test -d $(OBJ) && find $(OBJ) -name '*.d' -not -path '$(OBJ)/asan/*' -not -path '$(OBJ)/tsan/*' -not -path '$(OBJ)/fuzz/*')
+
+deps: ## Say which Debian packages are missing and install them (list: tools/deps.txt)
+	@tools/deps.sh
+model: ## Fetch the default model (98 MB, checked by sha256) unless CBD_MODEL names another
+	@tools/model.sh "$(CBD_MODEL)"
+demo: deps model ## Set up everything, run one daemon and four clients, show streams and figures
+	@$(MAKE) --no-print-directory all
+	@tools/demo.sh $(BUILD)
+check: deps model ## Set up everything, build, run every test; ends with `N passed, N failed`
+	@$(MAKE) --no-print-directory test
+test: all tests ## Run every test of an already set-up tree
+	@tests/run.sh $(BUILD) $(UNIT_PROGS) $(filter %/test_system,$(TEST_PROGS))
+bench: all tests ## Measure this machine's limits, the transport and the model
+	@tests/bench/run.sh $(BUILD)
+asan: deps model ## All suites under AddressSanitizer and UndefinedBehaviourSanitizer
+	@$(MAKE) --no-print-directory VARIANT=asan test
+tsan: deps model ## All suites under ThreadSanitizer
+	@$(MAKE) --no-print-directory VARIANT=tsan test
+
+# ---- fuzzing: clang's libFuzzer; corpora in tests/fuzz/corpus/<target> -------------------------------
+
+FUZZ_CFLAGS := -std=c17 -D_GNU_SOURCE -I. -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \
+               -ffp-contract=off -pthread -mfma
+FUZZ_SRC := $(SHM_SRC) $(CLIENT_SRC) $(DAEMON_SRC) $(KERNELS_SRC)
+$(OBJ)/fuzz/%.o: %.c Makefile
+	$(call say,FUZZCC,$<)
+	$(Q)mkdir -p $(@D) && clang $(FUZZ_CFLAGS) -MMD -MP -c $< -o $@
+define fuzz_level_rule
+$(OBJ)/fuzz/kernels/cpu/%.$(1).o: kernels/cpu/%.c Makefile
+	$(Q)mkdir -p $$(@D) && clang $(FUZZ_CFLAGS) $(LEVEL_$(1)) -DCPU_LEVEL=$(1) -DCPU_LEVEL_$(1) -c $$< -o $$@
+endef
+$(foreach l,$(CPU_LEVELS),$(eval $(call fuzz_level_rule,$(l))))
+$(OBJ)/fuzz/libfuzzall.a: $(patsubst %.c,$(OBJ)/fuzz/%.o,$(FUZZ_SRC)) $(foreach l,$(CPU_LEVELS),$(patsubst %.c,$(OBJ)/fuzz/%.$(l).o,$(CPU_LEVEL_SRC)))
+	$(Q)rm -f $@ && ar rcs $@ $^
+$(BUILD)/fuzz/%: $(OBJ)/fuzz/tests/fuzz/%.o $(OBJ)/fuzz/libfuzzall.a
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D) && clang -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
+fuzz: $(FUZZ_PROGS) ## Run every fuzz target for FUZZ_SECONDS (60), keeping its corpus
+	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_PROGS)
+
+# ---- the rest ----------------------------------------------------------------------------------------
+
+C_FILES = $(shell git ls-files '*.c' '*.h')
+format: ## Let clang-format settle the spacing of every C file
+	clang-format -i $(C_FILES)
+lint: ## Spacing, manual pages, and clang's warnings over the whole tree
+	clang-format --dry-run -Werror $(C_FILES)
+	mandoc -T lint -W warning $(wildcard */*.[1-8])
+	$(MAKE) --no-print-directory CC=clang OBJ=obj/clang BUILD=build/clang all tests
+install: all ## Install into PREFIX (default /usr/local); DESTDIR is honoured
+	@tools/install.sh install "$(DESTDIR)$(PREFIX)" $(BUILD)
+uninstall: ## Remove what install put there
+	@tools/install.sh uninstall "$(DESTDIR)$(PREFIX)" $(BUILD)
+clean: ## Remove what was built; keeps the model
+	rm -rf obj && find build -mindepth 1 -maxdepth 1 -not -name models -exec rm -rf {} + 2>/dev/null || true
+distclean: ## Remove everything built or fetched
+	rm -rf obj build
+help: ## This text
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile

@@ -1,0 +1,74 @@
+/* daemon/model/model.h - a model that runs steps: a transformer over a backend, or the null model.
+ *
+ * The engine sees only this. Two bodies: forward.c (any architecture that config.c knows, over the
+ * operators of kernels/kernels.h) and null.c (next token = hash of the ids so far, no arithmetic).
+ * A step is submitted, then polled; on CPUs it is done when submit returns. One step in flight at most.
+ * Loop thread only. Nothing allocates after model_open. */
+#ifndef CB_DAEMON_MODEL_MODEL_H
+#define CB_DAEMON_MODEL_MODEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/kernels.h"
+
+struct model;
+struct vocab_image; /* daemon/model/vocabulary.h: the bytes that become VOCAB */
+
+#define MODEL_EOS_MAX     16
+#define MODEL_MESSAGE_MAX 512
+
+struct model_config {
+    const char *path;         /* a GGUF file, or "null"                                            */
+    const char *backend;      /* "cpu" or "reference"; the null model ignores it                   */
+    struct backend_config backend_config;
+    enum dtype kv_dtype;      /* DTYPE_BF16 or DTYPE_F32                                           */
+    uint32_t page_size;       /* tokens a block                                                    */
+    uint32_t n_blocks;        /* 0: model_open chooses by max_memory_percent and section 10's rule */
+    double max_memory_percent; /* 0: default: the smaller of 0.6 of available memory and eight contexts */
+    uint32_t max_batch_tokens, max_batch_seqs; /* a step's bounds                                  */
+    uint32_t null_vocab, null_context;         /* sizes of the null model; 0: 49152, 131072        */
+    uint32_t null_step_us;                     /* the null model's step takes this long; 0: no time */
+};
+
+struct model_info {
+    char name[64];           /* general.name of the file, or "null"     */
+    char arch[32];           /* "llama", "null"                         */
+    uint32_t n_vocab, n_context, n_layers;
+    uint32_t n_blocks, page_size;
+    size_t block_bytes;      /* one block: page_size tokens, all layers */
+    size_t weight_bytes;     /* packed                                  */
+    uint32_t n_eos;
+    uint32_t eos[MODEL_EOS_MAX];
+    uint32_t bos;            /* 0xffffffff: none                        */
+    bool add_bos;
+    uint64_t fingerprint[2]; /* digest of weights, numeric contract, kv type */
+    struct backend_caps caps;
+};
+
+/* Opens and loads. 0 or a negative errno; then `message` (MODEL_MESSAGE_MAX bytes) says what was wrong,
+ * where, and what to do. On 0 *modelp is the caller's to free. */
+int model_open(struct model **modelp, const struct model_config *config, char *message);
+struct model *model_free(struct model *m); /* NULL is fine; returns NULL */
+
+const struct model_info *model_info(const struct model *m);
+
+/* The vocabulary to publish; lives as long as the model. Never NULL: the null model has one as well. */
+const struct vocab_image *model_vocab(const struct model *m);
+
+/* Backs blocks [block_idx, block_idx + n) with memory: at most a few MiB a call, between steps. */
+int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks);
+/* Zeroes what must be zero in a block that had another user. */
+int model_clear_block(struct model *m, uint32_t block_idx);
+
+/* Runs one step: samples[i] for output i of the step, by params[i]. The arrays of step and params must
+ * stay until poll says done. 0 or a negative errno (the device failed). */
+int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,
+                      uint64_t *ticketp);
+
+enum { MODEL_STEP_RUNNING = 1 };
+/* 0: done, samples [n_outputs] written; MODEL_STEP_RUNNING: not yet; negative errno: failed. */
+int model_step_poll(struct model *m, uint64_t ticket, struct sample *samples);
+
+#endif

@@ -1,0 +1,26 @@
+#!/bin/sh
+# run.sh BUILD PROGRAM...: runs Criterion programs one after another and closes with one line of sums.
+set -u
+build=$1
+shift
+passed=0 failed=0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT INT TERM
+for p in "$@"; do
+    printf '== %s\n' "$(basename "$p")"
+    CBD_BUILD=$build "$p" --jobs 2 >"$log" 2>&1
+    rc=$?
+    grep -v -e '^$' "$log" | tail -n 60
+    line=$(grep -a 'Synthesis' "$log" | tail -n 1 | sed 's/\x1b\[[0-9;]*m//g')
+    ok=$(printf '%s' "$line" | sed -n 's/.*Passing: *\([0-9]*\).*/\1/p')
+    bad=$(printf '%s' "$line" | sed -n 's/.*Failing: *\([0-9]*\).*/\1/p')
+    crash=$(printf '%s' "$line" | sed -n 's/.*Crashing: *\([0-9]*\).*/\1/p')
+    passed=$((passed + ${ok:-0}))
+    bad=$((${bad:-0} + ${crash:-0}))
+    if [ "$rc" -ne 0 ] && [ "$bad" -eq 0 ]; then
+        bad=1
+    fi
+    failed=$((failed + bad))
+done
+printf '%s passed, %s failed\n' "$passed" "$failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

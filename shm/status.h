@@ -1,0 +1,62 @@
+/* shm/status.h - what can go wrong, as numbers that cross the lane and the socket, with their words.
+ *
+ * X(name, number, text): text may hold two %u, filled with the two numbers that a REJECTED entry or a
+ * REFUSED record carries. Numbers are part of the format: never reuse one. 0 is success. */
+#ifndef CB_SHM_STATUS_H
+#define CB_SHM_STATUS_H
+
+/* clang-format off */
+#define CB_STATUS_TABLE(X)                                                                         \
+    X(CB_OK,               0, "success")                                                           \
+    X(CB_BUSY,            -1, "no free slot, ring entry or arena space now; poll, then try again") \
+    X(CB_NO_DAEMON,       -2, "no daemon serves this instance; start cbd, check CBD_RUNTIME_DIR")  \
+    X(CB_LOST,            -3, "the daemon is gone; open a new handle")                             \
+    X(CB_DENIED,          -4, "not allowed for this user; see socket_group and admin_group")       \
+    X(CB_FORKED,          -5, "this handle belongs to the parent process; open one of your own")   \
+    X(CB_TIMEOUT,         -6, "nothing happened within the timeout")                               \
+    X(CB_INVALID,         -7, "an argument is outside what the manual allows")                     \
+    X(CB_CLOSED,          -8, "the daemon closed this lane, which broke a rule of the format")     \
+    X(CB_VERSION,         -9, "library and daemon share no lane format; update the older one")     \
+    X(CB_NO_MEMORY,      -10, "out of memory")                                                     \
+    X(CB_NOT_FOUND,      -11, "no such request on this handle")                                    \
+    X(CB_SYSTEM,         -12, "a system call failed; errno says why")                              \
+    X(CB_TOO_SMALL,      -13, "the buffer is too small; the size needed was returned")             \
+    X(CB_UNTRUSTED,      -14, "the socket's owner is neither root nor you, nor a trusted uid")     \
+    X(CB_EMPTY_PROMPT,   -20, "the prompt is empty; give at least one token")                      \
+    X(CB_BAD_TOKEN,      -21, "token id %u is outside the vocabulary of %u")                       \
+    X(CB_TOO_LONG,       -22, "prompt and limit make %u tokens, the context is %u; shorten one")   \
+    X(CB_NO_CAPACITY,    -23, "%u cache blocks are needed, there are %u in all; lower the limit")  \
+    X(CB_BAD_TEMPERATURE,-24, "temperature is negative or not finite; give 0 (greedy) or more")    \
+    X(CB_BAD_TOP_P,      -25, "top_p is outside (0, 1]")                                           \
+    X(CB_BAD_TOP_K,      -26, "top_k is negative; 0 means off")                                    \
+    X(CB_BAD_STOP,       -27, "a stop list has %u where %u are allowed, or holds an empty stop")   \
+    X(CB_BAD_UTF8,       -28, "text is not valid UTF-8 at byte %u")                                \
+    X(CB_BAD_NUL,        -29, "text holds a NUL at byte %u; remove it")                            \
+    X(CB_BAD_SLOT,       -30, "slot %u is outside the lane's %u slots")                            \
+    X(CB_BAD_GENERATION, -31, "generation %u can't follow %u in this slot")                        \
+    X(CB_BAD_OPTION,     -32, "option or flag %u is unknown, doubled or malformed")                \
+    X(CB_BAD_BOUNDS,     -33, "prompt or options lie outside the arena")                           \
+    X(CB_QUOTA,          -34, "%u of a resource are needed, this user may have %u")                \
+    X(CB_BAD_PLANES,     -35, "planes %u are not served by this daemon")                           \
+    X(CB_DRAINING,       -36, "the daemon is draining and takes no new requests")                  \
+    X(CB_CHANGED,        -37, "the model or its arithmetic changed since this request began")      \
+    X(CB_NO_TEMPLATE,    -38, "the model's chat template is missing or of a kind not supported")   \
+    X(CB_NOT_FINITE,     -40, "the model's arithmetic gave a value that is not finite")            \
+    X(CB_DEVICE,         -41, "the device failed while this request ran")                          \
+    X(CB_STOPPED,        -42, "the daemon stopped before this request ended")                      \
+    X(CB_INTERNAL,       -43, "the daemon found its bookkeeping wrong and gave this request up")   \
+    X(CB_BAD_RECORD,     -50, "a control record was malformed")                                    \
+    X(CB_BAD_SETTING,    -51, "no such setting, or its value is out of bounds")                    \
+    X(CB_BAD_COMMAND,    -52, "no such command")
+/* clang-format on */
+
+/* The library's public header spells the same enum out; client/errors.c asserts that they agree. */
+#ifndef CBCLIENT_H
+enum cb_status {
+#define X(name, number, text) name = number,
+    CB_STATUS_TABLE(X)
+#undef X
+};
+#endif
+
+#endif

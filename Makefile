@@ -140,15 +140,17 @@ $(BUILD)/examples/%: $(OBJ)/client/examples/%.o $(BUILD)/libcbclient.a
 
 # ---- tests -----------------------------------------------------------------------------------------
 
+TEST_UTIL := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/util.c tests/util/*.c))
+
 define test_rule
-$(BUILD)/tests/test_$(1): $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/$(1)/*.c) $(wildcard tests/util.c)) $(ALL_LIBS)
+$(BUILD)/tests/test_$(1): $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/$(1)/*.c)) $(TEST_UTIL) $(ALL_LIBS)
 	$$(link_prog)
 endef
 $(foreach f,$(TEST_FOLDERS),$(eval $(call test_rule,$(f))))
 $(TEST_PROGS): EXTRA_LIBS := -lcriterion
-$(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/util.c)) $(ALL_LIBS)
+$(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
-$(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/util.c)) $(ALL_LIBS)
+$(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 $(OBJ)/tests/util.o: EXTRA_CFLAGS += -Wno-missing-prototypes
 

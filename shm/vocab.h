@@ -39,22 +39,22 @@
 #define CB_VOCAB_TEMPLATE_MAX    (1u << 20) /* bytes        */
 #define CB_VOCAB_NAME_MAX        256        /* bytes        */
 
-enum cb_token_type { /* the numbers that GGUF files use */
-                     CB_TOKEN_NORMAL = 1,
-                     CB_TOKEN_UNKNOWN = 2,
-                     CB_TOKEN_CONTROL = 3, /* steers the model; no text of its own; found in text
-                                              only when asked */
-                     CB_TOKEN_USER =
-                         4, /* user-defined: found in text before anything else, is text */
-                     CB_TOKEN_UNUSED = 5,
-                     CB_TOKEN_BYTE = 6,
+/* The numbers that GGUF files use. */
+enum cb_token_type {
+    CB_TOKEN_NORMAL = 1,
+    CB_TOKEN_UNKNOWN = 2,
+    CB_TOKEN_CONTROL = 3, /* steers the model, is no text; found in text only when asked */
+    CB_TOKEN_USER = 4,    /* user-defined: text, and found in text before anything else  */
+    CB_TOKEN_UNUSED = 5,
+    CB_TOKEN_BYTE = 6,
 };
 
-enum cb_vocab_pre { /* how text is cut into words before merging */
-                    CB_PRE_GPT2 = 1,
-                    CB_PRE_SMOLLM = 2,
-                    CB_PRE_LLAMA3 = 3,
-                    CB_PRE_QWEN2 = 4,
+/* How text is cut into words before merging. */
+enum cb_vocab_pre {
+    CB_PRE_GPT2 = 1,
+    CB_PRE_SMOLLM = 2,
+    CB_PRE_LLAMA3 = 3,
+    CB_PRE_QWEN2 = 4,
 };
 
 enum cb_vocab_flag {

@@ -1,0 +1,440 @@
+/* cbclient.h - talk to cbd, the daemon that runs a language model for many processes at once.
+ *
+ *     struct cb_handle *h;
+ *     struct cb_request request;
+ *     struct cb_event event;
+ *     uint64_t id;
+ *     if (cb_open(&h, NULL))                      // NULL: all defaults
+ *         errx(1, "%s", cb_message());
+ *     cb_request_init(&request);
+ *     request.text = "The capital of France is";
+ *     request.max_new_tokens = 32;
+ *     if (cb_submit(h, &request, &id))
+ *         errx(1, "%s", cb_message());
+ *     while (cb_wait(h, id, &event, -1) > 0) {    // 1: an event; CB_NOT_FOUND after the last
+ *         const char *text;
+ *         size_t bytes;
+ *         while (cb_text(h, id, &text, &bytes) > 0)
+ *             fwrite(text, 1, bytes, stdout);
+ *         if (event.type == CB_EVENT_END)
+ *             break;
+ *     }
+ *     cb_release(h, id);
+ *     cb_close(h);
+ *
+ * The shape. A handle is a lane of shared memory to one daemon. A request is made of token ids
+ * (text becomes ids here, in the library: no model file is opened). It takes a *slot* of the
+ * handle, from cb_submit until cb_release; a handle has 64 by default. Its tokens appear in shared
+ * memory as they are made, and stay there, readable in place, until cb_release.
+ *
+ * Each request yields events: any number of TOKENS (none if CB_FINAL_ONLY), then exactly one END or
+ * REJECTED, whatever happens: also if it is cancelled, if its deadline passes, or if the daemon
+ * dies. Every token comes once, in order. An event is taken by one call only: of a request that
+ * several threads wait for, each event goes to one of them.
+ *
+ * Results. Calls return 0 or a positive count, or a negative enum cb_status. cb_message() says in
+ * words what went wrong. Nothing in the library aborts, prints, starts a thread or sets a handler.
+ *
+ * Threads. Any thread may make any call on a handle at any time, but nobody may use it during or
+ * after cb_close. Of one request's calls cb_text, cb_text_all and cb_text_tail, and of one
+ * decoder's calls, only one may run at a time. cb_cancel may also be called from a signal handler;
+ * nothing else.
+ *
+ * Forks. A child can't use the parent's handle: each call gives CB_FORKED (without a system call),
+ * but for cb_close, which frees the child's copy and leaves the parent's lane alone.
+ *
+ * Costs. cb_submit (of ids), cb_poll and cb_cancel make no system call while the daemon is busy,
+ * and never wait for it: what is full says CB_BUSY at once.
+ *
+ * Structures that you fill begin with `size`, which the _init functions set; so a program built
+ * with an older header goes on working. What the library fills has room to grow inside. */
+#ifndef CBCLIENT_H
+#define CBCLIENT_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CB_API __attribute__((visibility("default")))
+
+/* ---- what can go wrong
+ * ---------------------------------------------------------------------------- */
+
+/* 0 is success. -20 to -38 are bad requests: cb_submit gives them where the library sees the fault,
+ * else they come in a REJECTED event. -40 to -43 come in an END event whose end is CB_END_ERROR. */
+enum cb_status {
+    CB_OK = 0,
+    CB_BUSY = -1,      /* no free slot, ring entry or arena space now: poll, release, try again */
+    CB_NO_DAEMON = -2, /* cb_open: no daemon serves this instance */
+    CB_LOST = -3,      /* the daemon is gone: open a new handle */
+    CB_DENIED = -4,    /* not allowed for this user */
+    CB_FORKED = -5,    /* the handle belongs to the parent process */
+    CB_TIMEOUT = -6,
+    CB_INVALID = -7,    /* an argument is outside what this manual allows */
+    CB_CLOSED = -8,     /* the daemon closed the lane */
+    CB_VERSION = -9,    /* library and daemon share no lane format */
+    CB_NO_MEMORY = -10, /* out of memory, here or in the daemon */
+    CB_NOT_FOUND = -11, /* no such request: never was, was released, or has given its last event */
+    CB_SYSTEM = -12,    /* a system call failed: errno */
+    CB_TOO_SMALL = -13, /* the buffer is too small; the size needed was returned */
+    CB_UNTRUSTED = -14, /* the socket's owner is neither root nor you, nor a trusted uid */
+    CB_EMPTY_PROMPT = -20,
+    CB_BAD_TOKEN = -21,
+    CB_TOO_LONG = -22,
+    CB_NO_CAPACITY = -23,
+    CB_BAD_TEMPERATURE = -24,
+    CB_BAD_TOP_P = -25,
+    CB_BAD_TOP_K = -26,
+    CB_BAD_STOP = -27,
+    CB_BAD_UTF8 = -28,
+    CB_BAD_NUL = -29,
+    CB_BAD_SLOT = -30,
+    CB_BAD_GENERATION = -31,
+    CB_BAD_OPTION = -32,
+    CB_BAD_BOUNDS = -33,
+    CB_QUOTA = -34,
+    CB_BAD_PLANES = -35,
+    CB_DRAINING = -36,
+    CB_CHANGED = -37,
+    CB_NO_TEMPLATE = -38,
+    CB_NOT_FINITE = -40,
+    CB_DEVICE = -41,
+    CB_STOPPED = -42,
+    CB_INTERNAL = -43,
+    CB_BAD_RECORD = -50,
+    CB_BAD_SETTING = -51,
+    CB_BAD_COMMAND = -52,
+};
+
+/* A status in words, with its numbers left out. Never NULL; static. */
+CB_API const char *cb_strerror(int status);
+
+/* A status with its two numbers (cb_event.detail, cb_result.detail) in words, into out [bytes],
+ * 0-terminated, cut if need be. Returns out. */
+CB_API const char *cb_explain(int status, const uint32_t detail[2], char *out, size_t bytes);
+
+/* Why the last call on this thread that returned a negative status did so, exactly, with its
+ * numbers and the place. Never NULL. Valid until this thread's next call of the library. cb_cancel
+ * leaves no message. */
+CB_API const char *cb_message(void);
+
+/* "1.0.0": the library's version. */
+CB_API const char *cb_version(void);
+
+/* ---- opening
+ * -------------------------------------------------------------------------------------- */
+
+struct cb_handle;
+
+enum cb_wait_mode {
+    CB_WAIT_BALANCED = 0, /* spin for a moment, then sleep; sleep at once on one or two cores */
+    CB_WAIT_SPIN = 1,     /* never sleep: for a thread with a core of its own */
+    CB_WAIT_ECO = 2,      /* sleep at once */
+};
+
+enum cb_kind {
+    CB_KIND_LATENCY = 0,    /* sleeps are futexes: cb_wait, cb_dispatch */
+    CB_KIND_EVENT_LOOP = 1, /* sleeps are on a socket: cb_fd and cb_arm too */
+};
+
+struct cb_options {
+    size_t size;
+    const char *instance; /* NULL: "default" */
+    const char *run_dir;  /* NULL: $CBD_RUNTIME_DIR, $XDG_RUNTIME_DIR/cbd, /run/cbd, /tmp/cbd-UID,
+                             the  first that has a trusted daemon; else only this one */
+    const char *name;     /* shown to operators, up to 63 bytes; NULL: the program's name */
+    uint32_t wait_mode;   /* enum cb_wait_mode */
+    uint32_t kind;        /* enum cb_kind */
+    uint32_t n_slots;     /* requests held at once; 0: the daemon's default (64) */
+    int32_t wait_ms;      /* how long to wait for a daemon to appear; 0: not at all; -1: for ever */
+    uint64_t arena_bytes; /* for prompts under way to the daemon; 0: default (1 MiB) */
+    uint64_t pool_bytes;  /* for results, 4 bytes a token; 0: default (1 MiB) */
+    const uint32_t *trusted_uids; /* owners of a daemon to accept besides root and oneself */
+    size_t n_trusted_uids;
+};
+
+static inline void cb_options_init(struct cb_options *options)
+{
+    memset(options, 0, sizeof(*options));
+    options->size = sizeof(*options);
+}
+
+/* Connects. options may be NULL and need not outlive the call. On 0 *handlep is the caller's to
+ * cb_close; else it is NULL. Blocks for the handshake, at most 2 s after a daemon was found.
+ *   CB_NO_DAEMON CB_UNTRUSTED CB_DENIED CB_VERSION CB_QUOTA CB_DRAINING CB_NO_MEMORY CB_SYSTEM
+ *   CB_INVALID CB_BAD_RECORD (the daemon's answer makes no sense) */
+CB_API int cb_open(struct cb_handle **handlep, const struct cb_options *options);
+
+/* Ends what still runs and frees all; every pointer got from the handle dies. NULL is fine. */
+CB_API void cb_close(struct cb_handle *h);
+
+struct cb_info {
+    const char *model; /* name, 0-terminated, UTF-8 */
+    uint32_t n_vocab, n_context;
+    uint32_t bos, eos, eot;           /* ids, or CB_NO_TOKEN */
+    uint32_t n_slots;                 /* granted */
+    uint32_t lane_id;                 /* as `cbctl clients` shows it */
+    uint32_t has_chat;                /* 1: cb_chat works */
+    uint64_t arena_bytes, pool_bytes; /* granted */
+    uint64_t reserved[8];
+};
+#define CB_NO_TOKEN 0xffffffffu
+
+/* What the handle is connected to; pointers live as long as the handle. */
+CB_API int cb_info(struct cb_handle *h, struct cb_info *info);
+
+/* ---- requests
+ * ------------------------------------------------------------------------------------- */
+
+#define CB_NO_LIMIT 0xffffffffu /* max_new_tokens: as much as the context holds */
+
+/* cb_request.flags */
+#define CB_FINAL_ONLY    0x01u /* no TOKENS events: END brings all tokens */
+#define CB_IGNORE_EOS    0x02u /* an end-of-sequence id does not end it */
+#define CB_TIMES         0x04u /* record the time of each token: cb_times */
+#define CB_HAS_SEED      0x08u /* seed is given; else the library draws one (cb_result.seed) */
+#define CB_PARSE_SPECIAL 0x10u /* special tokens written out in text become their ids */
+#define CB_NO_BOS        0x20u /* no begin-of-sequence id in front, even if the model asks for it */
+#define CB_KEEP_STOP     0x40u /* text includes the stop string that ended it */
+#define CB_AUTO_RELEASE  0x80u /* with a handler: released when the handler returns from the end */
+
+struct cb_string {
+    const char *bytes;
+    size_t n;
+};
+
+struct cb_chat_message { /* of a chat */
+    const char *role;    /* "system", "user", "assistant"; 0-terminated */
+    const char *content; /* 0-terminated UTF-8 */
+};
+
+enum cb_event_type {
+    CB_EVENT_NONE = 0,
+    CB_EVENT_TOKENS = 1,
+    CB_EVENT_END = 2,
+    CB_EVENT_REJECTED = 3, /* the daemon refused it: status and detail say why. Also an end */
+};
+
+enum cb_end { /* why a request ended */
+              CB_END_NONE = 0,
+              CB_END_EOS = 1,
+              CB_END_STOP = 2,      /* a stop id or stop string */
+              CB_END_LENGTH = 3,    /* max_new_tokens, or a full context */
+              CB_END_CANCELLED = 4, /* what was made before stays readable */
+              CB_END_DEADLINE = 5,
+              CB_END_ERROR = 6, /* status says which; CB_LOST if the daemon died meanwhile */
+};
+
+struct cb_event {
+    uint64_t id;
+    uint64_t user;      /* the request's */
+    uint32_t type;      /* enum cb_event_type */
+    uint32_t end;       /* enum cb_end; END only */
+    int32_t status;     /* enum cb_status: REJECTED, and END with CB_END_ERROR; else 0 */
+    uint32_t detail[2]; /* the two numbers of status */
+    uint32_t first;     /* index of ids[0] among the generated tokens */
+    const uint32_t
+        *ids;     /* the tokens no event of this request has brought yet: in shared memory, */
+    size_t n_ids; /*   valid until cb_release */
+    uint64_t reserved[4];
+};
+
+/* Called by cb_dispatch, with no lock held. It may make any call on the handle but cb_close; event
+ * dies with its return. Calls for one request never overlap and come in order; the last one is END
+ * or REJECTED, after which it is never called again for this request. */
+typedef void cb_handler_fn(struct cb_handle *h, const struct cb_event *event, void *arg);
+
+struct cb_request {
+    size_t size;
+    const uint32_t *ids; /* the prompt, exactly one of: ids [n_ids] ... */
+    size_t n_ids;
+    const char *text;  /* ... or UTF-8 text without a NUL ... */
+    size_t text_bytes; /* (0: text is 0-terminated) */
+    const struct cb_chat_message
+        *messages;     /* ... or a chat [n_messages], rendered by the model's */
+    size_t n_messages; /* template, the assistant's turn next */
+    uint32_t flags;
+    uint32_t max_new_tokens;  /* CB_NO_LIMIT by default */
+    float temperature;        /* 0, the default: greedy */
+    float top_p;              /* in (0, 1]; 1, the default: off */
+    int32_t top_k;            /* 0, the default: off; above the vocabulary: off */
+    uint32_t priority;        /* 0-255; kept by the daemon */
+    uint64_t seed;            /* with CB_HAS_SEED */
+    uint64_t user;            /* yours: comes back in each event */
+    uint64_t deadline_ms;     /* from acceptance; 0: none */
+    const uint32_t *stop_ids; /* besides the model's own end ids; up to 64 */
+    size_t n_stop_ids;
+    const struct cb_string *stops; /* stop strings, UTF-8, up to 16 of up to 256 bytes */
+    size_t n_stops;
+    cb_handler_fn
+        *handler; /* NULL: events are taken by cb_poll and cb_wait; else only by cb_dispatch */
+    void *handler_arg;
+};
+
+static inline void cb_request_init(struct cb_request *request)
+{
+    memset(request, 0, sizeof(*request));
+    request->size = sizeof(*request);
+    request->max_new_tokens = CB_NO_LIMIT;
+    request->top_p = 1.0f;
+}
+
+/* Sends a request; *idp gets its id, > 0 and never used again on this handle. Everything given is
+ * copied. 0, or the request does not exist and *idp is 0:
+ *   CB_BUSY           no slot, ring entry or room for the prompt now
+ *   CB_EMPTY_PROMPT CB_BAD_TOKEN CB_TOO_LONG CB_BAD_TEMPERATURE CB_BAD_TOP_P CB_BAD_TOP_K
+ * CB_BAD_STOP CB_BAD_UTF8 CB_BAD_NUL CB_NO_TEMPLATE CB_INVALID CB_LOST CB_CLOSED CB_FORKED
+ * CB_NO_MEMORY What only the daemon knows (CB_NO_CAPACITY, CB_QUOTA, CB_DRAINING) comes as a
+ * REJECTED event. */
+CB_API int cb_submit(struct cb_handle *h, const struct cb_request *request, uint64_t *idp);
+
+/* Sends requests[0], [1], ... in this order, with one look at the daemon for all. Returns how many
+ * were sent, ids[] filled for these and 0 for the others; fewer than n: cb_message() says why the
+ * next was not. If none was, its negative status. The array steps by requests[0].size. */
+CB_API int cb_submit_many(struct cb_handle *h, const struct cb_request *requests, size_t n,
+                          uint64_t *ids);
+
+/* Asks that the request end; its END event says CB_END_CANCELLED, or how it ended first. Lock-free;
+ * from any thread, and from signal handlers. Cancelling what has ended, and twice, is fine. 0, or
+ * CB_NOT_FOUND, CB_LOST, CB_FORKED. */
+CB_API int cb_cancel(struct cb_handle *h, uint64_t id);
+
+/* Gives the slot back; every pointer got for this id dies, and the id is no more. Once for each id,
+ * whatever its end. What has not ended is cancelled and yields no more events; its slot is free for
+ * reuse when the daemon has ended it. 0, or CB_NOT_FOUND, CB_FORKED. Works on a lost handle too. */
+CB_API int cb_release(struct cb_handle *h, uint64_t id);
+
+/* ---- events
+ * --------------------------------------------------------------------------------------- */
+
+/* Takes the next event of any request without a handler. Never blocks.
+ *   1          *event is filled
+ *   0          nothing now
+ *   CB_LOST, CB_CLOSED   the daemon is gone, and every event there was has been taken (each request
+ *                        that had not ended has had its END)
+ *   CB_FORKED CB_INVALID */
+CB_API int cb_poll(struct cb_handle *h, struct cb_event *event);
+
+/* As cb_poll, for request `id` only (id 0: for any), and waits until there is one. timeout_ms: -1
+ * for ever; the full time is waited, whatever other requests do, and not longer. 1          *event
+ * is filled CB_TIMEOUT CB_NOT_FOUND         no such id, or its END or REJECTED has been taken; id
+ * 0: never CB_LOST, CB_CLOSED   id 0: as cb_poll. With an id, its END event says it (status
+ * CB_LOST) CB_INVALID           the request has a handler CB_FORKED */
+CB_API int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t timeout_ms);
+
+/* Runs the handlers of all events there are, waiting up to timeout_ms for the first (0: not at all;
+ * -1: for ever). Returns how many ran, 0 after the timeout, or, when nothing is left to run,
+ * CB_LOST or CB_CLOSED; CB_FORKED. Several threads may dispatch. */
+CB_API int cb_dispatch(struct cb_handle *h, int64_t timeout_ms);
+
+/* ---- event loops (CB_KIND_EVENT_LOOP)
+ * ------------------------------------------------------------- */
+
+/* The descriptor to watch for reading (level-triggered). It is the handle's: don't read or close
+ * it. CB_INVALID on a handle of another kind. The recipe, on the loop's one thread, at the start
+ * and each time it is readable; leave nothing out:
+ *
+ *     while (cb_poll(h, &event) > 0) ...      // or cb_dispatch(h, 0), or both
+ *     r = cb_arm(h);                          // CB_LOST: the daemon died; stop watching
+ *     while (cb_poll(h, &event) > 0) ...      // always, whatever cb_arm said
+ *     return to the loop
+ *
+ * Other threads may submit, cancel, and cb_wait for ids of their own meanwhile. cb_wait or a
+ * dispatch that waits, on the loop's own thread, undoes the arming: run the recipe after it. */
+CB_API int cb_fd(struct cb_handle *h);
+
+/* Empties the socket and asks the daemon to make it readable at the next result. 0, CB_LOST,
+ * CB_CLOSED, CB_INVALID, CB_FORKED. */
+CB_API int cb_arm(struct cb_handle *h);
+
+/* ---- what a request has made
+ * ---------------------------------------------------------------------- */
+
+/* All tokens made so far, those that no event has brought yet too: *idsp [*np] in shared memory,
+ * which never move nor change; valid until cb_release. 0, CB_NOT_FOUND, CB_FORKED. */
+CB_API int cb_tokens(struct cb_handle *h, uint64_t id, const uint32_t **idsp, size_t *np);
+
+/* With CB_TIMES: when each of these tokens was made, in ns since acceptance; likewise in place.
+ * CB_INVALID without CB_TIMES. */
+CB_API int cb_times(struct cb_handle *h, uint64_t id, const uint64_t **nsp, size_t *np);
+
+struct cb_result {
+    uint64_t id, user;
+    uint64_t seed;           /* the one used, drawn or given */
+    uint32_t end;            /* enum cb_end; CB_END_NONE: it still runs, or was rejected */
+    int32_t status;          /* 0, or why it was rejected or failed */
+    uint32_t detail[2];      /* of status */
+    uint32_t stop_idx;       /* CB_END_STOP: which of stops[], or of stop_ids[] if stop_is_id */
+    uint32_t stop_is_id;     /* 1: it ended at a stop id */
+    uint32_t text_bytes;     /* CB_END_STOP by a string: bytes of generated text before it */
+    uint32_t n_prompt;       /* tokens, BOS included */
+    uint32_t n_generated;    /* tokens, the last one (EOS or stop) included */
+    uint32_t n_prefix_hit;   /* prompt tokens that needed no computing */
+    uint64_t queued_ns;      /* from acceptance to its first step */
+    uint64_t first_token_ns; /* from acceptance; 0: there was none */
+    uint64_t total_ns;       /* from acceptance to its end; 0: it runs */
+    uint64_t reserved[8];
+};
+
+/* Where the request stands; final once its end has come. 0, CB_NOT_FOUND, CB_FORKED. */
+CB_API int cb_result(struct cb_handle *h, uint64_t id, struct cb_result *result);
+
+/* The next piece of the generated text: whole characters only, without what may yet turn out to
+ * begin a stop string, cut exactly at the stop in the end; bytes that are no UTF-8 come as U+FFFD.
+ * All pieces together are the same text, byte by byte, however often and on whatever occasion this
+ * is called. What may be told is decided from all tokens made so far, not from the events taken. 1
+ * *textp [*bytesp], not 0-terminated; valid until the next cb_text, cb_text_all or cb_release of id
+ *   0  nothing new now; if the request has ended, never again
+ *   CB_NOT_FOUND CB_NO_MEMORY CB_FORKED */
+CB_API int cb_text(struct cb_handle *h, uint64_t id, const char **textp, size_t *bytesp);
+
+/* The whole text so far, 0-terminated; the same rules. Does not count as told for cb_text. */
+CB_API int cb_text_all(struct cb_handle *h, uint64_t id, const char **textp, size_t *bytesp);
+
+/* If the request ended inside a character: its bytes so far (at most 3), which are not in the text.
+ * 0 with *np 0 to 3. */
+CB_API int cb_text_tail(struct cb_handle *h, uint64_t id, uint8_t tail[4], size_t *np);
+
+/* ---- text and ids
+ * --------------------------------------------------------------------------------- */
+
+/* Text to the ids that a request with this text would have. flags: CB_PARSE_SPECIAL, CB_NO_BOS.
+ * Always sets *np to the number of ids. 0, CB_TOO_SMALL (ids [n_max] is not filled; may be NULL if
+ * n_max is 0), CB_BAD_UTF8, CB_BAD_NUL, CB_NO_MEMORY. */
+CB_API int cb_tokenize(struct cb_handle *h, const char *text, size_t text_bytes, uint32_t flags,
+                       uint32_t *ids, size_t n_max, size_t *np);
+
+#define CB_SHOW_SPECIAL 0x100u /* special tokens are written out; else they make no text */
+
+/* Ids to text, all at once: *bytesp bytes, not 0-terminated; bytes that are no UTF-8 become U+FFFD.
+ * flags: CB_SHOW_SPECIAL. 0, CB_TOO_SMALL (text is not filled; may be NULL if bytes_max is 0),
+ * CB_BAD_TOKEN, CB_NO_MEMORY. */
+CB_API int cb_detokenize(struct cb_handle *h, const uint32_t *ids, size_t n, uint32_t flags,
+                         char *text, size_t bytes_max, size_t *bytesp);
+
+/* Ids to text, bit by bit, for tokens that come from elsewhere. Lives at most as long as the
+ * handle. */
+struct cb_detokenizer;
+CB_API int cb_detokenizer_new(struct cb_handle *h, uint32_t flags, struct cb_detokenizer **dp);
+/* Feeds ids; *textp [*bytesp] gets the whole characters that are now complete, valid until the next
+ * call. is_last: an incomplete character at the end comes as U+FFFD, and the next feed begins anew.
+ * 0, CB_BAD_TOKEN, CB_NO_MEMORY. */
+CB_API int cb_detokenizer_feed(struct cb_detokenizer *d, const uint32_t *ids, size_t n, int is_last,
+                               const char **textp, size_t *bytesp);
+CB_API void cb_detokenizer_free(struct cb_detokenizer *d); /* NULL is fine */
+
+/* Renders a chat by the model's template, the assistant's turn next; tokenize it with
+ * CB_PARSE_SPECIAL | CB_NO_BOS. 0, CB_TOO_SMALL (as cb_detokenize), CB_NO_TEMPLATE, CB_BAD_UTF8,
+ * CB_INVALID, CB_NO_MEMORY. */
+CB_API int cb_chat(struct cb_handle *h, const struct cb_chat_message *messages, size_t n,
+                   char *text, size_t bytes_max, size_t *bytesp);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

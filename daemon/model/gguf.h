@@ -101,7 +101,7 @@ struct gguf_walk {
 struct gguf_walk gguf_walk(const struct gguf_array *a);
 bool gguf_walk_next(struct gguf_walk *w, struct gguf_string *stringp);
 
-/* Tensors in the order of the file; by name, NULL if there is none. */
+/* Tensors in the order of the file, one array; by name, NULL if there is none. */
 uint32_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, uint32_t i);
 const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name);

@@ -1,0 +1,148 @@
+/* daemon/model/memory.c - /proc/meminfo and the cgroup files, read once at start. */
+#include "daemon/model/memory.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/model/message.h"
+
+#define DEFAULT_SHARE    0.6
+#define DEFAULT_CONTEXTS 8
+#define MIB              (1024.0 * 1024.0)
+
+/* The number after `word` at the beginning of a line; false: no such file or line. */
+static bool read_number(const char *path, const char *word, uint64_t *valuep)
+{
+    char line[256];
+    bool found = false;
+    FILE *f = fopen(path, "re");
+
+    if (!f)
+        return false;
+    while (!found && fgets(line, sizeof line, f))
+        found = strncmp(line, word, strlen(word)) == 0 &&
+                sscanf(line + strlen(word), " %" SCNu64, valuep) == 1;
+    fclose(f);
+    return found;
+}
+
+/* This process's cgroup, "/" at least; false: no version 2 hierarchy. */
+static bool find_cgroup(const char *root, char *group, size_t size)
+{
+    char path[PATH_MAX], line[PATH_MAX];
+    bool found = false;
+    FILE *f;
+
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    f = fopen(path, "re");
+    if (!f)
+        return false;
+    while (!found && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "0::/", 4) != 0)
+            continue;
+        line[strcspn(line, "\n")] = '\0';
+        found = (size_t)snprintf(group, size, "%s", line + 3) < size;
+    }
+    fclose(f);
+    return found;
+}
+
+/* What one cgroup leaves: its limit less what it uses, but file pages that the kernel would give
+ * up. */
+static uint64_t cgroup_left(const char *root, const char *group)
+{
+    char path[PATH_MAX + 64];
+    uint64_t most, used, pages = 0;
+    int n = snprintf(path, sizeof path, "%s/sys/fs/cgroup%s/", root, group);
+
+    if (n < 0 || (size_t)n + 32 > sizeof path)
+        return MEMORY_UNKNOWN;
+    strcpy(path + n, "memory.max");
+    if (!read_number(path, "", &most)) /* "max", or none here: the root has no limits */
+        return MEMORY_UNKNOWN;
+    strcpy(path + n, "memory.current");
+    if (!read_number(path, "", &used))
+        return MEMORY_UNKNOWN;
+    strcpy(path + n, "memory.stat");
+    read_number(path, "inactive_file ", &pages);
+    used -= pages < used ? pages : used;
+    return most > used ? most - used : 0;
+}
+
+uint64_t memory_available(const char *root)
+{
+    char path[PATH_MAX], group[PATH_MAX];
+    uint64_t available = MEMORY_UNKNOWN, kib;
+
+    snprintf(path, sizeof path, "%s/proc/meminfo", root);
+    if (read_number(path, "MemAvailable:", &kib))
+        available = kib * 1024;
+    if (!find_cgroup(root, group, sizeof group))
+        return available;
+    for (;;) {
+        uint64_t here = cgroup_left(root, group);
+        char *slash = strrchr(group, '/');
+
+        if (here < available)
+            available = here;
+        if (!slash)
+            return available;
+        *slash = '\0'; /* "" is the root of the hierarchy, which a container's limit is set on */
+    }
+}
+
+static int refuse(const struct memory_plan *p, uint64_t n_blocks, const char *advice, char *message)
+{
+    double cache = (double)n_blocks * (double)p->block_bytes;
+
+    return model_refuse(message, -ENOMEM,
+                        "not enough memory: needs %.0f MiB (weights and scratch %.0f MiB, cache "
+                        "%.0f MiB for %" PRIu64 " blocks), %.0f MiB free; %s",
+                        ((double)p->fixed_bytes + cache) / MIB, (double)p->fixed_bytes / MIB,
+                        cache / MIB, n_blocks, (double)p->available_bytes / MIB, advice);
+}
+
+/* Blocks in so many bytes, at most UINT32_MAX. */
+static uint32_t blocks_in(double bytes, const struct memory_plan *p)
+{
+    double n = bytes > 0 ? bytes / (double)p->block_bytes : 0;
+
+    return n < (double)UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+}
+
+int memory_choose(const struct memory_plan *p, uint32_t *n_blocksp, char *message)
+{
+    uint64_t contexts = (uint64_t)p->blocks_a_context * DEFAULT_CONTEXTS;
+    double available = (double)p->available_bytes, fixed = (double)p->fixed_bytes;
+    double left = available - fixed;
+    uint32_t n;
+
+    if (p->n_blocks) {
+        *n_blocksp = p->n_blocks;
+        if (p->n_blocks > blocks_in(left, p))
+            return refuse(p, p->n_blocks, "lower num_blocks or free memory", message);
+        return 0;
+    }
+    if (p->max_memory_percent > 0) {
+        *n_blocksp = blocks_in(available * p->max_memory_percent - fixed, p);
+        if (*n_blocksp == 0)
+            return refuse(p, 1, "raise max_memory_percent or free memory", message);
+        return 0;
+    }
+    n = blocks_in(left * DEFAULT_SHARE, p);
+    if (n > contexts)
+        n = (uint32_t)contexts;
+    if (n < p->blocks_a_context) {
+        n = p->blocks_a_context;
+        if (n > blocks_in(left, p))
+            return refuse(p, n,
+                          "set num_blocks for less than the model's whole context, or free memory",
+                          message);
+    }
+    *n_blocksp = n;
+    return 0;
+}

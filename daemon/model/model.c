@@ -1,0 +1,52 @@
+/* daemon/model/model.c - chooses a body and passes calls on. */
+#include "daemon/model/model.h"
+
+#include <string.h>
+
+#include "daemon/model/model_ops.h"
+
+int model_open(struct model **modelp, const struct model_config *config, char *message)
+{
+    message[0] = '\0';
+    if (strcmp(config->path, "null") == 0)
+        return null_open(modelp, config, message);
+    return forward_open(modelp, config, message);
+}
+
+struct model *model_free(struct model *m)
+{
+    if (m)
+        m->ops->free(m);
+    return NULL;
+}
+
+const struct model_info *model_info(const struct model *m)
+{
+    return &m->info;
+}
+
+const struct vocab_image *model_vocab(const struct model *m)
+{
+    return m->vocab;
+}
+
+int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks)
+{
+    return m->ops->populate(m, block_idx, n_blocks);
+}
+
+int model_clear_block(struct model *m, uint32_t block_idx)
+{
+    return m->ops->clear_block(m, block_idx);
+}
+
+int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,
+                      uint64_t *ticketp)
+{
+    return m->ops->step_submit(m, step, params, ticketp);
+}
+
+int model_step_poll(struct model *m, uint64_t ticket, struct sample *samples)
+{
+    return m->ops->step_poll(m, ticket, samples);
+}

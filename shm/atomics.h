@@ -1,14 +1,14 @@
 /* shm/atomics.h - every access to memory that another process writes goes through here.
  *
- * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/shm/model.h, which runs
- * the same code under the C11 memory model: all interleavings, all stale reads. Orders are spelled at
- * each access. Shared words are never touched by a plain expression, never volatile.
+ * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/shm/model.h, which
+ * runs the same code under the C11 memory model: all interleavings, all stale reads. Orders are
+ * spelled at each access. Shared words are never touched by a plain expression, never volatile.
  *
  *   cb_load32(p, ORDER) cb_load64            ORDER: CB_RELAXED, CB_ACQUIRE
  *   cb_store32(p, v, ORDER) cb_store64       ORDER: CB_RELAXED, CB_RELEASE
- *   cb_cas32(p, &expected, v)                relaxed, strong; not 0 if it stored; expected is refreshed
- *   cb_fence()                               sequentially consistent fence
- *   cb_copy_in(dst, src, bytes)              out of shared memory, word by word, relaxed; bytes % 4 == 0
+ *   cb_cas32(p, &expected, v)                relaxed, strong; not 0 if it stored; expected is
+ * refreshed cb_fence()                               sequentially consistent fence cb_copy_in(dst,
+ * src, bytes)              out of shared memory, word by word, relaxed; bytes % 4 == 0
  *   cb_copy_out(dst, src, bytes)             into shared memory, likewise
  *   cb_pause()                               one turn of a spin loop */
 #ifndef CB_SHM_ATOMICS_H
@@ -34,8 +34,8 @@ typedef _Atomic uint64_t cb_atomic64;
 #define cb_load64(p, order)     atomic_load_explicit((p), (order))
 #define cb_store32(p, v, order) atomic_store_explicit((p), (v), (order))
 #define cb_store64(p, v, order) atomic_store_explicit((p), (v), (order))
-#define cb_cas32(p, expected, v)                                                                   \
-    atomic_compare_exchange_strong_explicit((p), (expected), (v), memory_order_relaxed,            \
+#define cb_cas32(p, expected, v)                                                        \
+    atomic_compare_exchange_strong_explicit((p), (expected), (v), memory_order_relaxed, \
                                             memory_order_relaxed)
 #define cb_fence() atomic_thread_fence(memory_order_seq_cst)
 

@@ -9,10 +9,11 @@
  *   BYE    ────────────────────────────────▶ lane ends
  *
  *   ADMIN  ────────────────────────────────▶ a command (cbctl), instead of HELLO: no lane is made
- *          ◀──────────────────────────────── REPLY records: JSON text in pieces, the last one marked
+ *          ◀──────────────────────────────── REPLY records: JSON text in pieces, the last one
+ * marked
  *
- * Every record begins with the head; bytes that a type does not name are zero, and checked. Records never
- * carry descriptors towards the daemon. Pieces of text need not end at a character. */
+ * Every record begins with the head; bytes that a type does not name are zero, and checked. Records
+ * never carry descriptors towards the daemon. Pieces of text need not end at a character. */
 #ifndef CB_SHM_CONTROL_H
 #define CB_SHM_CONTROL_H
 
@@ -88,8 +89,8 @@ struct cb_plain_record { /* READY, BYE, BELL, NOTICE */
     uint8_t reserved[248];
 };
 
-/* A command with its argument, as text: "status", "clients", "requests", "settings", "set", "cancel",
- * "drain", "stop". */
+/* A command with its argument, as text: "status", "clients", "requests", "settings", "set",
+ * "cancel", "drain", "stop". */
 struct cb_admin {
     struct cb_record_head head;
     uint32_t command_bytes, argument_bytes;

@@ -4,7 +4,8 @@
  *     0        struct cb_up_hot             one page
  *     4096     struct cb_slot_words         n_slots x 8
  *     ring     struct cb_request_entry      req_capacity x req_stride
- *     arena    bytes                        prompt ids and option blocks; the library manages it alone
+ *     arena    bytes                        prompt ids and option blocks; the library manages it
+ * alone
  *
  *   DOWN (a sealed memfd; the daemon writes, everyone else can only map it read-only)
  *     0        struct cb_down_fixed         one page, constant from WELCOME on
@@ -14,11 +15,12 @@
  *     pool     output runs                  a run: u32 ids [out_cap], then the planes asked for
  *
  * 64-bit little-endian peers only. Fixed-width types, natural alignment, no bool, enum or pointer.
- * Cursors are free-running u64; capacities are powers of two; "used" is the unsigned difference. Step by
- * the strides of the geometry, not by sizeof: entries may grow. Reserved bytes are zero, and checked.
+ * Cursors are free-running u64; capacities are powers of two; "used" is the unsigned difference.
+ * Step by the strides of the geometry, not by sizeof: entries may grow. Reserved bytes are zero,
+ * and checked.
  *
- * Each word below names its writer and the order of its stores; how they pair is in cb_shm.7 and at the
- * accesses in lane.c. All accesses go through shm/atomics.h. */
+ * Each word below names its writer and the order of its stores; how they pair is in cb_shm.7 and at
+ * the accesses in lane.c. All accesses go through shm/atomics.h. */
 #ifndef CB_SHM_FORMAT_H
 #define CB_SHM_FORMAT_H
 
@@ -36,17 +38,19 @@
 #define CB_GEN_MASK     0x00ffffffu /* generations are 24 bits, never 0 */
 #define CB_SLOTS_MAX    4096u
 #define CB_OPTIONS_MAX  16384u /* bytes of one option block */
-#define CB_STOP_IDS_MAX 128u
+#define CB_STOP_IDS_MAX 64u
 #define CB_NAME_MAX     64u
 
-/* ---- UP ------------------------------------------------------------------------------------------ */
+/* ---- UP
+ * ------------------------------------------------------------------------------------------ */
 
 struct cb_up_hot {
     /* client; release, then a full fence before it looks at doze: publishes request entries */
     alignas(128) cb_atomic64 req_sent;
     /* client; release, then a full fence before it looks at emitted: gives result entries back */
     alignas(128) cb_atomic64 res_taken;
-    /* client; relaxed, then a full fence before it looks again. Odd: asleep; a new odd number a sleep */
+    /* client; relaxed, then a full fence before it looks again. Odd: asleep; a new odd number a
+     * sleep */
     alignas(128) cb_atomic32 parked;
     /* client; plain, for display only. The daemon prints neither without cleaning it */
     alignas(128) char name[CB_NAME_MAX];
@@ -114,8 +118,8 @@ static_assert(offsetof(struct cb_request_entry, planes) == 88, "format 1");
 static_assert(offsetof(struct cb_request_entry, reserved) == 96, "format 1");
 static_assert(sizeof(struct cb_request_entry) == 128, "format 1");
 
-/* An option block is records of this head and `bytes` of value, each padded with zeros to 8; each type
- * at most once. A type with the top bit set must be understood. */
+/* An option block is records of this head and `bytes` of value, each padded with zeros to 8; each
+ * type at most once. A type with the top bit set must be understood. */
 struct cb_option_head {
     uint16_t type;
     uint16_t reserved;
@@ -127,7 +131,8 @@ static_assert(sizeof(struct cb_option_head) == 8, "format 1");
 #define CB_OPTION_STOP_STRINGS (CB_OPTION_MUST | 2u) /* each: u32 bytes, the bytes, zeros to 4 */
 #define CB_OPTION_RESUME       (CB_OPTION_MUST | 3u) /* feature resume: child index, fingerprint */
 
-/* ---- DOWN ---------------------------------------------------------------------------------------- */
+/* ---- DOWN
+ * ---------------------------------------------------------------------------------------- */
 
 /* Sizes and places; the same words go in WELCOME, and the client compares the two. */
 struct cb_geometry {
@@ -193,18 +198,18 @@ enum cb_slot_state {
 };
 
 enum cb_finish_reason { /* slot.finish, low byte; the numbers of daemon/engine.h's enum finish */
-    CB_FINISH_NONE = 0,
-    CB_FINISH_EOS = 1,
-    CB_FINISH_STOP = 2,
-    CB_FINISH_LENGTH = 3,
-    CB_FINISH_CANCELLED = 4,
-    CB_FINISH_DEADLINE = 5,
-    CB_FINISH_ERROR = 6,
+                        CB_FINISH_NONE = 0,
+                        CB_FINISH_EOS = 1,
+                        CB_FINISH_STOP = 2,
+                        CB_FINISH_LENGTH = 3,
+                        CB_FINISH_CANCELLED = 4,
+                        CB_FINISH_DEADLINE = 5,
+                        CB_FINISH_ERROR = 6,
 };
 #define CB_FINISH_STOP_ID 0x100u /* the stop was an id, not a string */
 
-/* daemon. All but ctl and emitted: relaxed, ordered by ctl. Offsets are bytes from DOWN's start; 0: none.
- * Times are durations in ns since acceptance; 0: not reached. */
+/* daemon. All but ctl and emitted: relaxed, ordered by ctl. Offsets are bytes from DOWN's start; 0:
+ * none. Times are durations in ns since acceptance; 0: not reached. */
 struct cb_slot {
     cb_atomic32 ctl;     /* release, last of the record: generation << 8 | state */
     cb_atomic32 emitted; /* release: publishes ids and planes below it */
@@ -231,9 +236,9 @@ static_assert(sizeof(struct cb_slot) == 128, "format 1");
 
 enum cb_result_type {
     CB_RESULT_ACCEPTED = 1,
-    CB_RESULT_REJECTED = 2,  /* count: enum cb_status; first, last: the two numbers of its message */
-    CB_RESULT_TOKENS = 3,    /* ids [first, first + count) are there, `last` is the newest of them */
-    CB_RESULT_FINISHED = 4,  /* slot.ctl is terminal; count: all ids there are */
+    CB_RESULT_REJECTED = 2, /* count: enum cb_status; first, last: the two numbers of its message */
+    CB_RESULT_TOKENS = 3,   /* ids [first, first + count) are there, `last` is the newest of them */
+    CB_RESULT_FINISHED = 4, /* slot.ctl is terminal; count: all ids there are */
     CB_RESULT_CANCELLED = 5, /* likewise; cancelled or past its deadline */
     CB_RESULT_FAILED = 6,    /* likewise; slot.error says why */
     CB_RESULT_LANE = 7,      /* look at notice and closed */

@@ -1,7 +1,8 @@
-/* shm/status.h - what can go wrong, as numbers that cross the lane and the socket, with their words.
+/* shm/status.h - what can go wrong, as numbers that cross the lane and the socket, with their
+ * words.
  *
- * X(name, number, text): text may hold two %u, filled with the two numbers that a REJECTED entry or a
- * REFUSED record carries. Numbers are part of the format: never reuse one. 0 is success. */
+ * X(name, number, text): text may hold two %u, filled with the two numbers that a REJECTED entry or
+ * a REFUSED record carries. Numbers are part of the format: never reuse one. 0 is success. */
 #ifndef CB_SHM_STATUS_H
 #define CB_SHM_STATUS_H
 

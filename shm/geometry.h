@@ -1,0 +1,36 @@
+/* shm/geometry.h - sizes and places of a lane's parts: made by the daemon, checked by the client.
+ *
+ * The daemon computes them once, keeps its own copy and uses only that; what stands in DOWN and in
+ * WELCOME is for the client, which checks every number before it maps or reads by it. Pure. */
+#ifndef CB_SHM_GEOMETRY_H
+#define CB_SHM_GEOMETRY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shm/format.h"
+
+#define CB_RING_CAPACITY_MIN 16u
+#define CB_RUN_ALIGN         64u /* runs start on cache lines */
+
+/* Geometry of a lane. n_slots is brought into 1..CB_SLOTS_MAX; the arena is made to hold at least a
+ * whole context of ids and the largest option block, the pool at least the run of a whole context
+ * with every plane of this version. So no request within the context is ever too big for its lane.
+ * 0, or -EINVAL if n_vocab or n_context is 0, or -EOVERFLOW if a segment would exceed 2^40 bytes.
+ */
+int cb_geometry_make(struct cb_geometry *g, uint32_t n_slots, uint64_t arena_bytes,
+                     uint64_t pool_bytes, uint32_t n_vocab, uint32_t n_context);
+
+/* 0 if every part lies whole and aligned inside its segment, no two overlap, the strides hold what
+ * this version reads and writes, and the capacities are powers of two that fit the protocol; else
+ * -EPROTO. */
+int cb_geometry_check(const struct cb_geometry *g);
+
+/* How a run of n tokens with these planes is laid out: byte offsets from its start. */
+struct cb_run_layout {
+    uint64_t times_off; /* 0: not asked for */
+    uint64_t bytes;     /* all of it, rounded up to CB_RUN_ALIGN; 0 for n = 0 */
+};
+struct cb_run_layout cb_run_layout(uint32_t n_tokens, uint32_t planes);
+
+#endif

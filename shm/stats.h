@@ -1,0 +1,72 @@
+/* shm/stats.h - the STATUS page: what the daemon counts and anyone allowed may map and read.
+ *
+ * A head (magic, version, how many counters), facts of this boot, then one u64 a counter in the
+ * order of stats_table.h. One writer, the daemon's loop; readers load relaxed, for display only:
+ * two counters read one after the other need not agree. A reader built with a shorter or longer
+ * table reads what both have. */
+#ifndef CB_SHM_STATS_H
+#define CB_SHM_STATS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shm/atomics.h"
+#include "shm/stats_table.h"
+
+enum cb_stat {
+#define X(name, kind, unit, meaning) CB_STAT_##name,
+    CB_STATS_TABLE(X)
+#undef X
+        CB_STAT_COUNT
+};
+
+#define CB_STATS_MAGIC   0x3154415453424300ull
+#define CB_STATS_VERSION 1u
+
+/* Facts that don't change while a daemon runs. Strings end with a NUL. */
+struct cb_stats_boot {
+    uint64_t boot_id[2];
+    uint64_t fingerprint[2];
+    uint64_t started_unix_s;
+    uint64_t pid;
+    uint32_t n_vocab, n_context;
+    uint32_t page_size, max_batch_tokens;
+    char instance[64];
+    char model[128];
+    char backend[32];
+    char version[32];
+};
+
+struct cb_stats_page {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t n_counters;
+    uint32_t counters_off; /* from the page's start */
+    uint32_t reserved;
+    struct cb_stats_boot boot;
+    cb_atomic64 counters[CB_STAT_COUNT];
+};
+
+/* Daemon: fills a fresh, zeroed page of at least sizeof(struct cb_stats_page). The magic is stored
+ * last. */
+void cb_stats_init(struct cb_stats_page *page, const struct cb_stats_boot *boot);
+void cb_stats_add(struct cb_stats_page *page, enum cb_stat stat, uint64_t n);
+void cb_stats_set(struct cb_stats_page *page, enum cb_stat stat, uint64_t value);
+uint64_t cb_stats_get(const struct cb_stats_page *page, enum cb_stat stat);
+
+/* Reader: any mapped page of `bytes`, also of another version. 0, or -EPROTO if it is none, and
+ * then nothing else may be called. */
+int cb_stats_attach(const void *page, size_t bytes);
+void cb_stats_boot(const void *page, struct cb_stats_boot *boot);
+/* The counter's value; 0 if that daemon does not have it. */
+uint64_t cb_stats_read(const void *page, enum cb_stat stat);
+
+struct cb_stat_row {
+    const char *name, *unit, *meaning;
+    int is_gauge;
+};
+const struct cb_stat_row *cb_stat_row(enum cb_stat stat);
+/* By name: an enum cb_stat, or -ENOENT. */
+int cb_stat_find(const char *name);
+
+#endif

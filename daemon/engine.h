@@ -16,54 +16,11 @@
 #include <stdint.h>
 
 #include "daemon/model/model.h"
+#include "daemon/sched/request.h" /* request_spec, request_end, enum finish */
 
 struct engine;
-struct request;
-struct batch;    /* daemon/sched/batch.h */
-struct clock;    /* daemon/base/clock.h */
-struct cb_stops; /* shm/stop.h */
-
-#define ENGINE_STOP_IDS_MAX 64 /* intake refuses longer lists */
-
-enum finish { /* why a request ended; the same numbers go over the lane (shm/format.h) */
-              FINISH_NONE = 0,
-              FINISH_EOS = 1,
-              FINISH_STOP = 2, /* a stop id or a stop string */
-              FINISH_LENGTH = 3,
-              FINISH_CANCELLED = 4,
-              FINISH_DEADLINE = 5,
-              FINISH_ERROR = 6,
-};
-
-/* What intake checked and hands over. Arrays are copied by engine_submit. */
-struct request_spec {
-    const uint32_t *prompt;   /* ids within the vocabulary                                    */
-    uint32_t n_prompt;        /* at least 1                                                   */
-    uint32_t max_new_tokens;  /* prompt and these within engine_tokens_max; 0: ends at once   */
-    const uint32_t *stop_ids; /* besides the model's eos; an id here ends with FINISH_STOP    */
-    uint32_t n_stop_ids;      /* at most ENGINE_STOP_IDS_MAX                                  */
-    bool ignore_eos;
-    const struct cb_stops *stops; /* compiled stop strings (shm/stop.h), or NULL; copied          */
-    float temperature;            /* 0: greedy */
-    uint32_t top_k;
-    float top_p;
-    uint64_t seed;
-    uint64_t deadline_ns; /* by daemon/base/clock.h; 0: none */
-    uint8_t priority;     /* 0-255; kept, not yet used       */
-    uint32_t uid;         /* whose quota                     */
-    void *owner;          /* the sink's: which lane and slot */
-};
-
-struct request_end {
-    enum finish finish;
-    int32_t error;        /* FINISH_ERROR: an enum cb_status (shm/format.h)                     */
-    uint32_t n_generated; /* tokens handed out, the ending one included                         */
-    uint32_t stop_idx;    /* FINISH_STOP: which string, or which id (by `stop_is_id`)           */
-    bool stop_is_id;
-    uint32_t text_bytes; /* FINISH_STOP by string: bytes of generated text before the stop     */
-    uint64_t submitted_ns, started_ns, first_token_ns, ended_ns; /* 0: not reached              */
-    uint32_t n_prompt, n_prefix_hit;
-};
+struct batch; /* daemon/sched/batch.h */
+struct clock; /* daemon/base/clock.h  */
 
 /* A callback may call engine_submit and engine_cancel, nothing else of the engine. */
 struct engine_sink {
@@ -138,8 +95,6 @@ struct engine_stats {
     uint64_t n_soft_resets;
 };
 void engine_stats(const struct engine *e, struct engine_stats *stats);
-
-enum request_phase { REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };
 
 struct request_info { /* what an operator asks about one */
     enum request_phase phase;

@@ -1,0 +1,446 @@
+/* A step is: end what must end, plan, prepare blocks, submit, poll, apply. On CPUs all of it
+ * happens in one call; on a device the call returns after submit and a later one applies. Nothing
+ * that a request owns is taken away while it may be on the device, so ends are only decided at any
+ * time (`decide`: the request goes to the list of those that end) and carried out between steps
+ * (`end_decided`). Whoever decides first wins; results for a request whose end is decided are
+ * dropped. */
+#include "daemon/engine.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/cache/blocks.h"
+#include "daemon/model/vocabulary.h"
+#include "daemon/sched/batch.h"
+#include "daemon/sched/scheduler.h"
+#include "shm/status.h"
+
+struct engine {
+    struct engine_config config;
+    struct model *model;
+    const struct model_info *info;
+    const struct cb_vocab *vocab;
+    struct engine_sink sink;
+    const struct clock *clock;
+
+    struct blocks *blocks;
+    struct requests *requests;
+    struct scheduler *scheduler;
+    struct batch *batch;
+    struct list ending; /* end decided, not yet carried out */
+
+    bool in_flight; /* the batch is on the device, as `ticket` */
+    uint64_t ticket;
+    uint64_t submit_ns;        /* when it went there                                      */
+    uint32_t n_populated;      /* blocks [0, n_populated) have memory                     */
+    uint64_t n_held_tokens;    /* prompt and limit of all accepted                        */
+    uint64_t next_deadline_ns; /* no deadline is earlier; UINT64_MAX: there is none       */
+    struct engine_stats stats;
+};
+
+static int build(struct engine *e)
+{
+    const struct engine_config *c = &e->config;
+    const struct scheduler_policy *policy =
+        c->scheduler == SCHEDULER_PREFILL_FIRST ? &scheduler_prefill_first : &scheduler_fifo;
+    uint32_t tokens_max = engine_tokens_max(e);
+    uint32_t blocks_max = table_blocks_for(tokens_max, e->info->page_size);
+    int r = blocks_new(&e->blocks, e->info->n_blocks);
+    if (!r)
+        r = requests_new(&e->requests, c->max_requests, tokens_max, blocks_max);
+    if (!r)
+        r = batch_new(&e->batch, c->max_batch_tokens, c->max_requests_per_batch, blocks_max);
+    if (!r)
+        r = scheduler_new(&e->scheduler,
+                          &(struct scheduler_config){
+                              .policy = policy,
+                              .max_requests = c->max_requests,
+                              .max_batch_tokens = c->max_batch_tokens,
+                              .max_requests_per_batch = c->max_requests_per_batch,
+                              .max_blocks_per_request = c->max_blocks_per_request,
+                              .page_size = e->info->page_size,
+                              .safety_margin = c->safety_margin,
+                              .step_ms_max = c->step_ms_max,
+                          },
+                          e->blocks);
+    return r;
+}
+
+int engine_new(struct engine **enginep, const struct engine_config *config, struct model *model,
+               const struct engine_sink *sink, const struct clock *clock)
+{
+    assert(config->max_requests > 0 && config->max_batch_tokens > 0);
+    assert(config->max_requests_per_batch > 0);
+    struct engine *e = calloc(1, sizeof *e);
+    if (!e)
+        return -ENOMEM;
+    e->config = *config;
+    if (e->config.max_requests_per_batch > config->max_batch_tokens)
+        e->config.max_requests_per_batch = config->max_batch_tokens;
+    e->model = model;
+    e->info = model_info(model);
+    e->vocab = vocab_image_view(model_vocab(model));
+    e->sink = *sink;
+    e->clock = clock;
+    e->next_deadline_ns = UINT64_MAX;
+    list_init(&e->ending);
+    int r = build(e);
+    if (r) {
+        engine_free(e);
+        return r;
+    }
+    *enginep = e;
+    return 0;
+}
+
+/* Waits until nothing is on the device; what it computed is in the batch's samples. */
+static int settle(struct engine *e)
+{
+    int r = 0;
+    if (e->in_flight)
+        while ((r = model_step_poll(e->model, e->ticket, e->batch->samples)) == MODEL_STEP_RUNNING)
+            ;
+    e->in_flight = false;
+    return r;
+}
+
+struct engine *engine_free(struct engine *e)
+{
+    if (e) {
+        settle(e);
+        scheduler_free(e->scheduler);
+        batch_free(e->batch);
+        requests_free(e->requests);
+        blocks_free(e->blocks);
+        free(e);
+    }
+    return NULL;
+}
+
+uint32_t engine_tokens_max(const struct engine *e)
+{
+    uint64_t cache = (uint64_t)e->info->n_blocks * e->info->page_size;
+    return cache < e->info->n_context ? (uint32_t)cache : e->info->n_context;
+}
+
+/* ---- ends
+ * ------------------------------------------------------------------------------------------ */
+
+/* Decides a request's end, unless it is decided already. */
+static void decide(struct engine *e, struct request *r, enum finish finish, int32_t error)
+{
+    if (r->end.finish != FINISH_NONE)
+        return;
+    r->end.finish = finish;
+    r->end.error = error;
+    list_append(&e->ending, &r->end_link);
+}
+
+/* Carries out all decided ends; says whether there were any. Only between steps. */
+static bool end_decided(struct engine *e)
+{
+    bool any = false;
+    assert(!e->in_flight);
+    while (!list_is_empty(&e->ending)) {
+        struct request *r = list_entry(e->ending.next, struct request, end_link);
+        list_remove(&r->end_link);
+        scheduler_remove(e->scheduler, r);
+        e->n_held_tokens -= (uint64_t)r->n_prompt + r->max_new_tokens;
+        r->end.ended_ns = clock_now(e->clock);
+        e->sink.end(e->sink.ctx, r, r->owner, &r->end);
+        requests_release(e->requests, r);
+        any = true;
+    }
+    return any;
+}
+
+static void visit_deadlines(struct engine *e, const struct list *head, uint64_t now_ns)
+{
+    for (const struct list *link = head->next; link != head; link = link->next) {
+        struct request *r = list_entry(link, struct request, link);
+        if (r->deadline_ns == 0)
+            continue;
+        if (r->deadline_ns <= now_ns)
+            decide(e, r, FINISH_DEADLINE, 0);
+        else if (r->deadline_ns < e->next_deadline_ns)
+            e->next_deadline_ns = r->deadline_ns;
+    }
+}
+
+/* What came from outside since the last look: cancels and the time. */
+static void look(struct engine *e)
+{
+    if (e->sink.look)
+        e->sink.look(e->sink.ctx);
+    if (e->next_deadline_ns == UINT64_MAX)
+        return;
+    uint64_t now_ns = clock_now(e->clock);
+    if (now_ns < e->next_deadline_ns)
+        return;
+    e->next_deadline_ns = UINT64_MAX;
+    visit_deadlines(e, scheduler_active(e->scheduler), now_ns);
+    visit_deadlines(e, scheduler_waiting(e->scheduler), now_ns);
+}
+
+/* ---- requests come and go
+ * -------------------------------------------------------------------------- */
+
+int engine_submit(struct engine *e, const struct request_spec *spec, struct request **requestp)
+{
+    uint64_t n_tokens = (uint64_t)spec->n_prompt + spec->max_new_tokens;
+    if (n_tokens > engine_tokens_max(e))
+        return ENGINE_TOO_BIG;
+    if (n_tokens > e->config.max_held_tokens - e->n_held_tokens)
+        return ENGINE_FULL;
+    struct request *r = requests_take(e->requests, spec, e->info->n_vocab, clock_now(e->clock));
+    if (!r)
+        return ENGINE_FULL;
+    e->n_held_tokens += n_tokens;
+    scheduler_add(e->scheduler, r);
+    if (spec->deadline_ns != 0 && spec->deadline_ns < e->next_deadline_ns)
+        e->next_deadline_ns = spec->deadline_ns;
+    if (spec->max_new_tokens == 0)
+        decide(e, r, FINISH_LENGTH, 0);
+    *requestp = r;
+    return 0;
+}
+
+void engine_cancel(struct engine *e, struct request *r)
+{
+    decide(e, r, FINISH_CANCELLED, 0);
+}
+
+/* ---- one step
+ * -------------------------------------------------------------------------------------- */
+
+/* Makes a block ready for its new holder: 0 or a negative errno. */
+static int prepare_block(struct engine *e, uint32_t block_idx)
+{
+    if (blocks_was_held(e->blocks, block_idx))
+        return model_clear_block(e->model, block_idx);
+    while (e->n_populated <= block_idx) {
+        int r = model_populate(e->model, e->n_populated, 1);
+        if (r)
+            return r;
+        e->n_populated++;
+    }
+    return 0;
+}
+
+/* Makes the batch's new blocks ready. Who can't have his ends, and leaves the batch. */
+static void prepare_blocks(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->batch->n_entries;) {
+        struct request *r = e->batch->entries[i].r;
+        int err = 0;
+        for (uint32_t b = e->batch->entries[i].new_block; b < r->table.n_blocks && !err; b++)
+            err = prepare_block(e, r->table.block_idx[b]);
+        if (err) {
+            decide(e, r, FINISH_ERROR, CB_NO_MEMORY);
+            batch_drop(e->batch, i);
+        } else {
+            i++;
+        }
+    }
+}
+
+/* Hands out the token that an entry yielded and sees whether the request ends with it. */
+static void take_token(struct engine *e, struct request *r, const struct sample *sample,
+                       uint64_t now_ns)
+{
+    uint32_t token, n_text;
+    int r_sample = sampler_token(sample, e->info->n_vocab, &token);
+    if (r_sample) {
+        decide(e, r, FINISH_ERROR, r_sample == SAMPLER_NOT_FINITE ? CB_NOT_FINITE : CB_DEVICE);
+        return;
+    }
+    const uint8_t *text = cb_vocab_text(e->vocab, token, &n_text);
+    uint32_t index = request_n_generated(r);
+    if (request_append(r, token, e->info->eos, e->info->n_eos, text, n_text, now_ns))
+        list_append(&e->ending, &r->end_link);
+    e->sink.token(e->sink.ctx, r, r->owner, index, token, now_ns);
+}
+
+/* Applies what the device did; step_error: nothing, it failed. */
+static void apply(struct engine *e, int step_error)
+{
+    uint64_t now_ns = clock_now(e->clock);
+    e->in_flight = false;
+    e->stats.n_steps++;
+    e->stats.model_ns += now_ns - e->submit_ns;
+    if (!step_error)
+        scheduler_observe(e->scheduler, e->batch, now_ns - e->submit_ns);
+    look(e);
+    for (uint32_t i = 0; i < e->batch->n_entries; i++) {
+        const struct batch_entry *entry = &e->batch->entries[i];
+        struct request *r = entry->r;
+        if (entry->decodes)
+            e->stats.n_decode_tokens++;
+        else
+            e->stats.n_prefill_tokens += entry->n_tokens;
+        if (r->end.finish != FINISH_NONE)
+            continue;
+        if (step_error) {
+            decide(e, r, FINISH_ERROR, CB_DEVICE);
+            continue;
+        }
+        r->past += entry->n_tokens;
+        if (entry->yields)
+            take_token(e, r, &e->batch->samples[entry->output_idx], now_ns);
+    }
+}
+
+/* Plans and submits: 0, or ENGINE_IDLE if there is nothing to submit. Its result, or its failure,
+ * is for `advance` to see. */
+static int launch(struct engine *e)
+{
+    struct request *stuck = NULL;
+    batch_clear(e->batch);
+    int r = scheduler_plan(e->scheduler, e->batch, clock_now(e->clock), &stuck);
+    if (r == SCHEDULER_STUCK)
+        decide(e, stuck, FINISH_ERROR, CB_INTERNAL);
+    prepare_blocks(e);
+    if (e->batch->n_entries == 0)
+        return ENGINE_IDLE;
+    batch_build(e->batch, e->info->page_size);
+    e->submit_ns = clock_now(e->clock);
+    r = model_step_submit(e->model, &e->batch->step, e->batch->params, &e->ticket);
+    e->in_flight = true;
+    if (r)
+        apply(e, r);
+    return 0;
+}
+
+/* Applies the step on the device if it is done: whether one is still running there. */
+static bool is_running(struct engine *e)
+{
+    if (!e->in_flight)
+        return false;
+    int r = model_step_poll(e->model, e->ticket, e->batch->samples);
+    if (r == MODEL_STEP_RUNNING)
+        return true;
+    apply(e, r);
+    return false;
+}
+
+static int step(struct engine *e)
+{
+    bool was_in_flight = e->in_flight;
+    if (is_running(e))
+        return ENGINE_RUNNING;
+    look(e);
+    bool any_ended = end_decided(e);
+    bool launched = launch(e) == 0;
+    if (is_running(e))
+        return ENGINE_RUNNING;
+    any_ended |= end_decided(e);
+    return was_in_flight || launched || any_ended ? 0 : ENGINE_IDLE;
+}
+
+int engine_step(struct engine *e)
+{
+    uint64_t begin_ns = clock_now(e->clock), model_ns = e->stats.model_ns;
+    uint64_t on_device_ns = e->in_flight ? begin_ns - e->submit_ns : 0;
+    int r = step(e);
+    uint64_t took_ns = clock_now(e->clock) - begin_ns;
+    uint64_t in_model_ns = e->stats.model_ns - model_ns;
+    in_model_ns -= in_model_ns < on_device_ns ? in_model_ns : on_device_ns;
+    e->stats.own_ns += took_ns > in_model_ns ? took_ns - in_model_ns : 0;
+    return r;
+}
+
+void engine_fail_all(struct engine *e, int32_t error)
+{
+    settle(e);
+    const struct list *heads[] = {scheduler_active(e->scheduler), scheduler_waiting(e->scheduler)};
+    for (int i = 0; i < 2; i++)
+        for (const struct list *link = heads[i]->next; link != heads[i]; link = link->next)
+            decide(e, list_entry(link, struct request, link), FINISH_ERROR, error);
+    end_decided(e);
+}
+
+int engine_populate_some(struct engine *e, size_t bytes)
+{
+    size_t block_bytes = e->info->block_bytes ? e->info->block_bytes : 1;
+    uint32_t n = e->info->n_blocks - e->n_populated;
+    if (n == 0)
+        return 0;
+    if (n > bytes / block_bytes)
+        n = bytes < block_bytes ? 1 : (uint32_t)(bytes / block_bytes);
+    int r = model_populate(e->model, e->n_populated, n);
+    if (r)
+        return r;
+    e->n_populated += n;
+    return e->n_populated == e->info->n_blocks ? 0 : ENGINE_MORE;
+}
+
+/* ---- watching
+ * -------------------------------------------------------------------------------------- */
+
+void engine_stats(const struct engine *e, struct engine_stats *stats)
+{
+    struct scheduler_counts counts;
+    scheduler_counts(e->scheduler, &counts);
+    *stats = e->stats;
+    stats->n_active = counts.n_active;
+    stats->n_waiting = counts.n_waiting;
+    stats->n_soft_resets = counts.n_soft_resets;
+    stats->n_free_blocks = blocks_n_free(e->blocks);
+    stats->n_blocks = blocks_n_total(e->blocks);
+}
+
+void engine_request_info(const struct request *r, struct request_info *info)
+{
+    *info = (struct request_info){
+        .phase = r->phase,
+        .uid = r->uid,
+        .n_prompt = r->n_prompt,
+        .n_generated = request_n_generated(r),
+        .max_new_tokens = r->max_new_tokens,
+        .n_cached = r->past,
+        .n_blocks = r->table.n_blocks,
+        .n_soft_resets = r->n_soft_resets,
+        .submitted_ns = r->end.submitted_ns,
+        .owner = r->owner,
+    };
+}
+
+const struct batch *engine_batch(const struct engine *e)
+{
+    return e->batch;
+}
+
+static int unclean(const char **whyp, const char *why)
+{
+    *whyp = why;
+    return -EUCLEAN;
+}
+
+int engine_check(const struct engine *e, const char **whyp)
+{
+    struct scheduler_counts counts;
+    scheduler_counts(e->scheduler, &counts);
+    if (counts.n_active + counts.n_waiting + requests_n_free(e->requests) != e->config.max_requests)
+        return unclean(whyp, "engine: requests held and free do not add up");
+    const struct list *heads[] = {scheduler_active(e->scheduler), scheduler_waiting(e->scheduler)};
+    uint64_t n_tokens = 0;
+    uint32_t n_ending = 0, n_decided = 0;
+    for (int i = 0; i < 2; i++)
+        for (const struct list *link = heads[i]->next; link != heads[i]; link = link->next) {
+            const struct request *r = list_entry(link, struct request, link);
+            n_tokens += (uint64_t)r->n_prompt + r->max_new_tokens;
+            n_decided += r->end.finish != FINISH_NONE;
+            if (r->end.finish == FINISH_NONE && r->deadline_ns != 0 &&
+                r->deadline_ns < e->next_deadline_ns)
+                return unclean(whyp, "engine: a deadline is earlier than the next one");
+        }
+    for (const struct list *link = e->ending.next; link != &e->ending; link = link->next)
+        n_ending++;
+    if (n_ending != n_decided)
+        return unclean(whyp, "engine: not all decided ends are in the list of ends");
+    if (n_tokens != e->n_held_tokens || n_tokens > e->config.max_held_tokens)
+        return unclean(whyp, "engine: tokens held are not the requests'");
+    return scheduler_check(e->scheduler, !e->in_flight, whyp);
+}

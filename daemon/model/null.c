@@ -1,0 +1,259 @@
+/* The null model: next token = hash of the ids so far (and, if sampled, of the request's sampling),
+ * with no arithmetic to speak of. It makes transport, scheduling and bookkeeping testable: the hash
+ * runs through the "keys and values" of the cache, one word a position, so a wrong slot, a block
+ * given to two, a stale block or a chunk out of place changes every token from there on. And it
+ * refuses a step that is not what kernels.h says a step is.
+ *
+ * With null_step_us a step is not done before that much time has passed: a device whose steps the
+ * loop polls, instead of a CPU that computes within submit. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "daemon/model/model_ops.h"
+#include "daemon/model/vocabulary.h"
+
+enum { NULL_VOCAB = 49152, NULL_CONTEXT = 131072, NULL_CACHE_CONTEXTS = 8 };
+
+/* A position no request has computed: no hash is 0. */
+#define NULL_EMPTY UINT64_C(0)
+#define NULL_SEED  UINT64_C(0x6362206e756c6c21)
+
+struct null_model {
+    struct model model; /* first */
+    struct vocab_image *vocab;
+    uint64_t *kv; /* [n_blocks * page_size] the hash up to and with that position */
+    size_t kv_bytes;
+    uint8_t *populated; /* [n_blocks] */
+    uint32_t max_tokens, max_seqs;
+    uint32_t step_us;
+    uint64_t ticket, done_ns;
+    struct sample *samples; /* [max_seqs] of the step in flight */
+    uint32_t n_samples;
+};
+
+static struct null_model *null_of(struct model *m)
+{
+    return (struct null_model *)m;
+}
+
+/* splitmix64's finaliser over the sum: each bit of either argument moves half of the result's. */
+static uint64_t mix(uint64_t hash, uint64_t value)
+{
+    uint64_t z = hash + value + UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    z ^= z >> 31;
+    return z ? z : 1;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static uint32_t float_bits(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u;
+}
+
+static void null_free(struct model *m)
+{
+    struct null_model *n = null_of(m);
+    vocab_image_free(n->vocab);
+    if (n->kv)
+        munmap(n->kv, n->kv_bytes);
+    free(n->populated);
+    free(n->samples);
+    free(n);
+}
+
+static int null_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks)
+{
+    struct null_model *n = null_of(m);
+    if (n_blocks > m->info.n_blocks || block_idx > m->info.n_blocks - n_blocks)
+        return -EINVAL;
+    memset(n->populated + block_idx, 1, n_blocks);
+    return 0;
+}
+
+static int null_clear_block(struct model *m, uint32_t block_idx)
+{
+    struct null_model *n = null_of(m);
+    if (block_idx >= m->info.n_blocks || !n->populated[block_idx])
+        return -EINVAL;
+    memset(n->kv + (size_t)block_idx * m->info.page_size, 0, m->info.block_bytes);
+    return 0;
+}
+
+/* Where position p of a sequence with this table lies. */
+static size_t place_of(const struct null_model *n, const uint32_t *table, uint32_t p)
+{
+    uint32_t page_size = n->model.info.page_size;
+    return (size_t)table[p / page_size] * page_size + p % page_size;
+}
+
+/* Sequence i: whether it is what kernels.h says, its blocks there, its places not taken. */
+static int check_seq(const struct null_model *n, const struct step *s, uint32_t i)
+{
+    const struct model_info *info = &n->model.info;
+    uint32_t first = s->token_off[i], end = s->token_off[i + 1], n_keys = s->n_keys[i];
+    if (end <= first || end > s->n_tokens || n_keys < end - first || n_keys > info->n_context)
+        return -EINVAL;
+    if ((i < s->n_decode_seqs) != (end - first == 1))
+        return -EINVAL;
+    uint32_t n_blocks = (n_keys + info->page_size - 1) / info->page_size;
+    const uint32_t *table = s->table + s->table_off[i];
+    if (s->table_off[i + 1] - s->table_off[i] != n_blocks)
+        return -EINVAL;
+    for (uint32_t b = 0; b < n_blocks; b++)
+        if (table[b] >= info->n_blocks || !n->populated[table[b]])
+            return -EINVAL;
+    for (uint32_t t = first; t < end; t++) {
+        uint32_t p = n_keys - (end - t);
+        if ((uint32_t)s->positions[t] != p || s->slot_idx[t] != place_of(n, table, p))
+            return -EINVAL;
+        if ((uint32_t)s->tokens[t] >= info->n_vocab || n->kv[s->slot_idx[t]] != NULL_EMPTY)
+            return -EINVAL;
+    }
+    uint32_t past = n_keys - (end - first);
+    if (past > 0 && n->kv[place_of(n, table, past - 1)] == NULL_EMPTY)
+        return -EINVAL;
+    return 0;
+}
+
+static int check_step(const struct null_model *n, const struct step *s)
+{
+    if (s->n_tokens == 0 || s->n_tokens > n->max_tokens || s->n_seqs > n->max_seqs ||
+        s->n_outputs > s->n_seqs || s->token_off[0] != 0 || s->table_off[0] != 0 ||
+        s->token_off[s->n_seqs] != s->n_tokens)
+        return -EINVAL;
+    for (uint32_t i = 0; i < s->n_outputs; i++)
+        if (s->output_token_idx[i] >= s->n_tokens)
+            return -EINVAL;
+    for (uint32_t i = 0; i < s->n_seqs; i++) {
+        int r = check_seq(n, s, i);
+        if (r)
+            return r;
+    }
+    return 0;
+}
+
+static struct sample sample_of(uint64_t hash, const struct sample_params *p, uint32_t n_vocab)
+{
+    if (p->temperature > 0) {
+        hash = mix(hash, p->seed);
+        hash = mix(hash, (uint64_t)p->child_idx << 32 | p->token_idx);
+        hash = mix(hash, (uint64_t)float_bits(p->temperature) << 32 | float_bits(p->top_p));
+        hash = mix(hash, p->top_k);
+    }
+    return (struct sample){.token = (uint32_t)(hash % n_vocab)};
+}
+
+static int null_step_submit(struct model *m, const struct step *step,
+                            const struct sample_params *params, uint64_t *ticketp)
+{
+    struct null_model *n = null_of(m);
+    int r = check_step(n, step);
+    if (r)
+        return r;
+    for (uint32_t i = 0; i < step->n_seqs; i++) {
+        uint32_t t = step->token_off[i];
+        uint32_t past = (uint32_t)step->positions[t];
+        const uint32_t *table = step->table + step->table_off[i];
+        uint64_t hash = past > 0 ? n->kv[place_of(n, table, past - 1)] : NULL_SEED;
+        for (; t < step->token_off[i + 1]; t++) {
+            hash = mix(hash, (uint64_t)step->tokens[t]);
+            n->kv[step->slot_idx[t]] = hash;
+        }
+    }
+    n->n_samples = step->n_outputs;
+    for (uint32_t i = 0; i < step->n_outputs; i++)
+        n->samples[i] = sample_of(n->kv[step->slot_idx[step->output_token_idx[i]]], &params[i],
+                                  m->info.n_vocab);
+    if (n->step_us > 0)
+        n->done_ns = now_ns() + n->step_us * UINT64_C(1000);
+    *ticketp = ++n->ticket;
+    return 0;
+}
+
+static int null_step_poll(struct model *m, uint64_t ticket, struct sample *samples)
+{
+    struct null_model *n = null_of(m);
+    if (ticket != n->ticket)
+        return -EINVAL;
+    if (n->step_us > 0 && now_ns() < n->done_ns)
+        return MODEL_STEP_RUNNING;
+    memcpy(samples, n->samples, n->n_samples * sizeof *samples);
+    return 0;
+}
+
+static const struct model_ops null_ops = {
+    .free = null_free,
+    .populate = null_populate,
+    .clear_block = null_clear_block,
+    .step_submit = null_step_submit,
+    .step_poll = null_step_poll,
+};
+
+static void fill_info(struct model_info *info, const struct model_config *c)
+{
+    strcpy(info->name, "null");
+    strcpy(info->arch, "null");
+    strcpy(info->caps.name, "null");
+    strcpy(info->caps.isa, "none");
+    info->caps.n_threads = 1;
+    info->n_vocab = c->null_vocab ? c->null_vocab : NULL_VOCAB;
+    info->n_context = c->null_context ? c->null_context : NULL_CONTEXT;
+    info->page_size = c->page_size;
+    info->n_blocks = c->n_blocks;
+    if (info->n_blocks == 0)
+        info->n_blocks = (info->n_context + c->page_size - 1) / c->page_size * NULL_CACHE_CONTEXTS;
+    info->block_bytes = c->page_size * sizeof(uint64_t);
+    /* The last id: it comes up by chance, once in n_vocab tokens. */
+    info->n_eos = 1;
+    info->eos[0] = info->n_vocab - 1;
+    info->bos = UINT32_MAX;
+    info->fingerprint[0] = mix(NULL_SEED, info->n_vocab);
+    info->fingerprint[1] = mix(info->fingerprint[0], info->n_context);
+}
+
+int null_open(struct model **modelp, const struct model_config *config, char *message)
+{
+    if (config->page_size < 4)
+        return model_refuse(message, -EINVAL, "page_size %u is below 4", config->page_size);
+    struct null_model *n = calloc(1, sizeof *n);
+    if (!n)
+        return model_refuse(message, -ENOMEM, "out of memory for the null model");
+    struct model_info *info = &n->model.info;
+    n->model.ops = &null_ops;
+    fill_info(info, config);
+    n->max_tokens = config->max_batch_tokens;
+    n->max_seqs = config->max_batch_seqs;
+    n->step_us = config->null_step_us;
+    n->kv_bytes = info->n_blocks * info->block_bytes;
+    void *kv = mmap(NULL, n->kv_bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    n->kv = kv == MAP_FAILED ? NULL : kv;
+    n->populated = calloc(info->n_blocks, 1);
+    n->samples = calloc(n->max_seqs, sizeof *n->samples);
+    int r = n->kv && n->populated && n->samples ? 0 : -ENOMEM;
+    if (!r)
+        r = vocab_image_null(&n->vocab, info->n_vocab);
+    if (r) {
+        null_free(&n->model);
+        return model_refuse(message, r,
+                            "the null model could not be made with %u blocks of %u tokens and a "
+                            "vocabulary of %u: %s",
+                            config->n_blocks, config->page_size, config->null_vocab, strerror(-r));
+    }
+    n->model.vocab = n->vocab;
+    *modelp = &n->model;
+    return 0;
+}

@@ -1,0 +1,138 @@
+/* Two passes over the entries: those of one token, then the rest. Sorting would buy nothing, for
+ * kernels only ask that the single ones come first. The table array is sized for the worst case as
+ * address space; a step touches what its sequences have. */
+#include "daemon/sched/batch.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+int batch_new(struct batch **batchp, uint32_t max_tokens, uint32_t max_seqs, uint32_t max_blocks)
+{
+    struct batch *b = calloc(1, sizeof *b);
+    if (!b)
+        return -ENOMEM;
+    b->max_tokens = max_tokens;
+    b->max_seqs = max_seqs;
+    b->entries = calloc(max_seqs, sizeof *b->entries);
+    b->params = calloc(max_seqs, sizeof *b->params);
+    b->samples = calloc(max_seqs, sizeof *b->samples);
+    b->tokens = calloc(max_tokens, sizeof *b->tokens);
+    b->positions = calloc(max_tokens, sizeof *b->positions);
+    b->slot_idx = calloc(max_tokens, sizeof *b->slot_idx);
+    b->token_off = calloc(max_seqs + 1, sizeof *b->token_off);
+    b->n_keys = calloc(max_seqs, sizeof *b->n_keys);
+    b->table_off = calloc(max_seqs + 1, sizeof *b->table_off);
+    b->table = calloc((size_t)max_seqs * max_blocks, sizeof *b->table);
+    b->output_token_idx = calloc(max_seqs, sizeof *b->output_token_idx);
+    if (!b->entries || !b->params || !b->samples || !b->tokens || !b->positions || !b->slot_idx ||
+        !b->token_off || !b->n_keys || !b->table_off || !b->table || !b->output_token_idx) {
+        batch_free(b);
+        return -ENOMEM;
+    }
+    *batchp = b;
+    return 0;
+}
+
+struct batch *batch_free(struct batch *b)
+{
+    if (b) {
+        free(b->entries);
+        free(b->params);
+        free(b->samples);
+        free(b->tokens);
+        free(b->positions);
+        free(b->slot_idx);
+        free(b->token_off);
+        free(b->n_keys);
+        free(b->table_off);
+        free(b->table);
+        free(b->output_token_idx);
+        free(b);
+    }
+    return NULL;
+}
+
+void batch_clear(struct batch *b)
+{
+    b->n_entries = b->n_tokens = 0;
+}
+
+void batch_add(struct batch *b, struct request *r, uint32_t n_tokens, uint32_t new_block)
+{
+    assert(b->n_entries < b->max_seqs && n_tokens > 0 && n_tokens <= b->max_tokens - b->n_tokens);
+    assert(n_tokens <= r->n_ids - r->past);
+    b->entries[b->n_entries++] = (struct batch_entry){
+        .r = r,
+        .past = r->past,
+        .n_tokens = n_tokens,
+        .new_block = new_block,
+        .yields = r->past + n_tokens == r->n_ids,
+        .decodes = r->phase == REQUEST_DECODING,
+    };
+    b->n_tokens += n_tokens;
+}
+
+void batch_drop(struct batch *b, uint32_t entry_idx)
+{
+    assert(entry_idx < b->n_entries);
+    b->n_tokens -= b->entries[entry_idx].n_tokens;
+    b->n_entries--;
+    memmove(&b->entries[entry_idx], &b->entries[entry_idx + 1],
+            (b->n_entries - entry_idx) * sizeof *b->entries);
+}
+
+static void lay_out(struct batch *b, struct batch_entry *entry, uint32_t page_size)
+{
+    struct step *s = &b->step;
+    const struct request *r = entry->r;
+    uint32_t n_blocks = table_blocks_for(entry->past + entry->n_tokens, page_size);
+    assert(n_blocks <= r->table.n_blocks);
+
+    uint32_t block = entry->past / page_size, offset = entry->past % page_size;
+    for (uint32_t i = 0; i < entry->n_tokens; i++) {
+        b->tokens[s->n_tokens] = (int32_t)r->ids[entry->past + i];
+        b->positions[s->n_tokens] = (int32_t)(entry->past + i);
+        b->slot_idx[s->n_tokens] = r->table.block_idx[block] * page_size + offset;
+        s->n_tokens++;
+        if (++offset == page_size) {
+            offset = 0;
+            block++;
+        }
+    }
+    if (entry->yields) {
+        entry->output_idx = s->n_outputs;
+        b->output_token_idx[s->n_outputs] = s->n_tokens - 1;
+        sampler_params(&r->sampler, request_n_generated(r), &b->params[s->n_outputs]);
+        s->n_outputs++;
+    }
+    uint32_t off = b->table_off[s->n_seqs];
+    memcpy(&b->table[off], r->table.block_idx, n_blocks * sizeof *b->table);
+    b->n_keys[s->n_seqs] = entry->past + entry->n_tokens;
+    s->n_seqs++;
+    b->token_off[s->n_seqs] = s->n_tokens;
+    b->table_off[s->n_seqs] = off + n_blocks;
+}
+
+void batch_build(struct batch *b, uint32_t page_size)
+{
+    b->step = (struct step){
+        .tokens = b->tokens,
+        .positions = b->positions,
+        .token_off = b->token_off,
+        .n_keys = b->n_keys,
+        .slot_idx = b->slot_idx,
+        .table_off = b->table_off,
+        .table = b->table,
+        .output_token_idx = b->output_token_idx,
+    };
+    b->token_off[0] = b->table_off[0] = 0;
+    for (uint32_t i = 0; i < b->n_entries; i++)
+        if (b->entries[i].n_tokens == 1)
+            lay_out(b, &b->entries[i], page_size);
+    b->step.n_decode_seqs = b->step.n_seqs;
+    for (uint32_t i = 0; i < b->n_entries; i++)
+        if (b->entries[i].n_tokens != 1)
+            lay_out(b, &b->entries[i], page_size);
+}

@@ -1,0 +1,237 @@
+/* Every place of the pool has its own range of reserved address space for ids, for its block table
+ * and for its stops. Addresses are cheap and pages are not: an arena shared by all would need
+ * chunks or would fragment, and would make a step chase them; this is one flat array a request that
+ * costs what it holds. */
+#include "daemon/sched/request.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { PAGE_BYTES = 4096, KEEP_BYTES = 64 * 1024 };
+
+/* What few requests have, apart so that it costs a page only where it is used. */
+struct stops_place {
+    uint32_t stop_ids[CB_STOP_IDS_MAX];
+    struct cb_stops stops;
+};
+
+/* n_places ranges of place_bytes, reserved and zero. */
+struct ranges {
+    uint8_t *base;
+    size_t place_bytes, all_bytes;
+};
+
+struct requests {
+    struct request *all; /* [n_requests] */
+    uint32_t n_requests, n_free;
+    uint32_t tokens_max, blocks_max;
+    struct list free; /* the latest released first: its pages are there already */
+    struct ranges ids, tables, stops;
+};
+
+static int ranges_init(struct ranges *g, uint32_t n_places, size_t bytes)
+{
+    g->place_bytes = (bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+    g->all_bytes = g->place_bytes * n_places;
+    void *p = mmap(NULL, g->all_bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED)
+        return -ENOMEM;
+    g->base = p;
+    return 0;
+}
+
+static void ranges_fini(struct ranges *g)
+{
+    if (g->base)
+        munmap(g->base, g->all_bytes);
+}
+
+static void *ranges_at(const struct ranges *g, uint32_t place)
+{
+    return g->base + (size_t)place * g->place_bytes;
+}
+
+/* Lets the system have the pages of a place that used much. A refusal costs memory, nothing else.
+ */
+static void ranges_trim(const struct ranges *g, uint32_t place, size_t used_bytes)
+{
+    if (used_bytes > KEEP_BYTES)
+        madvise(ranges_at(g, place), g->place_bytes, MADV_DONTNEED);
+}
+
+int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t tokens_max,
+                 uint32_t blocks_max)
+{
+    struct requests *p = calloc(1, sizeof *p);
+    if (!p)
+        return -ENOMEM;
+    p->n_requests = p->n_free = n_requests;
+    p->tokens_max = tokens_max;
+    p->blocks_max = blocks_max;
+    list_init(&p->free);
+    p->all = calloc(n_requests, sizeof *p->all);
+    int r = p->all ? 0 : -ENOMEM;
+    if (!r)
+        r = ranges_init(&p->ids, n_requests, (size_t)tokens_max * sizeof(uint32_t));
+    if (!r)
+        r = ranges_init(&p->tables, n_requests, (size_t)blocks_max * sizeof(uint32_t));
+    if (!r)
+        r = ranges_init(&p->stops, n_requests, sizeof(struct stops_place));
+    if (r) {
+        requests_free(p);
+        return r;
+    }
+    for (uint32_t i = 0; i < n_requests; i++)
+        list_append(&p->free, &p->all[i].link);
+    *requestsp = p;
+    return 0;
+}
+
+struct requests *requests_free(struct requests *p)
+{
+    if (p) {
+        ranges_fini(&p->ids);
+        ranges_fini(&p->tables);
+        ranges_fini(&p->stops);
+        free(p->all);
+        free(p);
+    }
+    return NULL;
+}
+
+struct request *requests_take(struct requests *p, const struct request_spec *spec, uint32_t n_vocab,
+                              uint64_t now_ns)
+{
+    assert(spec->n_prompt > 0 && spec->n_prompt <= p->tokens_max);
+    assert(spec->max_new_tokens <= p->tokens_max - spec->n_prompt);
+    assert(spec->n_stop_ids <= CB_STOP_IDS_MAX);
+    if (list_is_empty(&p->free))
+        return NULL;
+    struct request *r = list_entry(p->free.next, struct request, link);
+    list_remove(&r->link);
+    p->n_free--;
+    uint32_t place = (uint32_t)(r - p->all);
+    *r = (struct request){
+        .phase = REQUEST_WAITING,
+        .ids = ranges_at(&p->ids, place),
+        .n_ids = spec->n_prompt,
+        .n_prompt = spec->n_prompt,
+        .max_new_tokens = spec->max_new_tokens,
+        .n_stop_ids = spec->n_stop_ids,
+        .ignore_eos = spec->ignore_eos,
+        .priority = spec->priority,
+        .deadline_ns = spec->deadline_ns,
+        .uid = spec->uid,
+        .owner = spec->owner,
+        .end = {.submitted_ns = now_ns, .n_prompt = spec->n_prompt},
+    };
+    list_init(&r->link);
+    list_init(&r->end_link);
+    table_init(&r->table, ranges_at(&p->tables, place), p->blocks_max);
+    sampler_init(&r->sampler, spec->temperature, spec->top_k, spec->top_p, spec->seed, n_vocab);
+    memcpy(r->ids, spec->prompt, spec->n_prompt * sizeof *r->ids);
+    struct stops_place *stops = ranges_at(&p->stops, place);
+    r->stop_ids = stops->stop_ids;
+    if (spec->n_stop_ids > 0)
+        memcpy(r->stop_ids, spec->stop_ids, spec->n_stop_ids * sizeof *r->stop_ids);
+    if (spec->stops) {
+        r->stops = &stops->stops;
+        memcpy(r->stops, spec->stops, sizeof *r->stops);
+    }
+    return r;
+}
+
+void requests_release(struct requests *p, struct request *r)
+{
+    assert(r->table.n_blocks == 0);
+    assert(list_is_empty(&r->link) && list_is_empty(&r->end_link));
+    uint32_t place = (uint32_t)(r - p->all);
+    ranges_trim(&p->ids, place, r->n_ids * sizeof *r->ids);
+    ranges_trim(&p->tables, place, r->n_ids * sizeof *r->table.block_idx);
+    list_prepend(&p->free, &r->link);
+    p->n_free++;
+}
+
+uint32_t requests_n_free(const struct requests *p)
+{
+    return p->n_free;
+}
+
+void request_soft_reset(struct request *r, struct blocks *b)
+{
+    table_clear(&r->table, b);
+    r->phase = REQUEST_WAITING;
+    r->past = 0;
+    r->starved_tokens = 0;
+    r->n_soft_resets++;
+}
+
+static bool find_id(const uint32_t *ids, uint32_t n_ids, uint32_t id, uint32_t *idxp)
+{
+    for (uint32_t i = 0; i < n_ids; i++)
+        if (ids[i] == id) {
+            *idxp = i;
+            return true;
+        }
+    return false;
+}
+
+enum finish request_append(struct request *r, uint32_t token, const uint32_t *eos, uint32_t n_eos,
+                           const uint8_t *text, size_t n_text, uint64_t now_ns)
+{
+    assert(request_n_generated(r) < r->max_new_tokens && r->end.finish == FINISH_NONE);
+    struct request_end *end = &r->end;
+    struct cb_stop_match match;
+    uint32_t eos_idx;
+    r->ids[r->n_ids++] = token;
+    end->n_generated++;
+    if (end->first_token_ns == 0)
+        end->first_token_ns = now_ns;
+    if (find_id(r->stop_ids, r->n_stop_ids, token, &end->stop_idx)) {
+        end->finish = FINISH_STOP;
+        end->stop_is_id = true;
+    } else if (!r->ignore_eos && find_id(eos, n_eos, token, &eos_idx)) {
+        end->finish = FINISH_EOS;
+    } else if (r->stops && cb_stop_feed(r->stops, &r->stop_state, text, n_text, &match)) {
+        end->finish = FINISH_STOP;
+        end->stop_idx = match.stop_idx;
+        end->text_bytes = (uint32_t)match.text_bytes;
+    } else if (request_n_generated(r) == r->max_new_tokens) {
+        end->finish = FINISH_LENGTH;
+    }
+    return end->finish;
+}
+
+static int unclean(const char **whyp, const char *why)
+{
+    *whyp = why;
+    return -EUCLEAN;
+}
+
+int request_check(const struct request *r, uint32_t page_size, bool between_steps,
+                  const char **whyp)
+{
+    if (r->n_ids < r->n_prompt || request_n_generated(r) > r->max_new_tokens)
+        return unclean(whyp, "request: more ids than prompt and limit");
+    if (r->end.n_generated != request_n_generated(r))
+        return unclean(whyp, "request: its count of generated tokens is not its ids'");
+    if (r->past > r->n_ids || r->table.n_blocks > r->table.max_blocks)
+        return unclean(whyp, "request: past or blocks above their bounds");
+    if (r->phase == REQUEST_WAITING && (r->past != 0 || r->table.n_blocks != 0))
+        return unclean(whyp, "request: it waits and holds blocks");
+    if (r->phase != REQUEST_WAITING && r->table.n_blocks < table_blocks_for(r->past, page_size))
+        return unclean(whyp, "request: fewer blocks than its past needs");
+    if (!between_steps || r->end.finish != FINISH_NONE)
+        return 0;
+    if (r->table.n_blocks != table_blocks_for(r->past, page_size))
+        return unclean(whyp, "request: more blocks than its past needs");
+    if (r->phase == REQUEST_DECODING && r->n_ids - r->past != 1)
+        return unclean(whyp, "request: it decodes with other than one id to compute");
+    if (r->phase == REQUEST_PREFILLING && (r->past == 0 || r->past == r->n_ids))
+        return unclean(whyp, "request: it prefills with nothing or everything computed");
+    return 0;
+}

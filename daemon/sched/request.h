@@ -1,0 +1,132 @@
+/* sched/request.h - a request's life as a state machine, and the pool that requests come from.
+ *
+ *   submitted --> WAITING --> PREFILLING --> DECODING --> ended, back in the pool
+ *                    ^            |              |
+ *                    +-- soft reset (cache full) +           from anywhere: cancel, deadline, error
+ *
+ * A prompt that fits one step goes from WAITING to DECODING at once. The ids of a request are its
+ * prompt and then what was generated, in one array; `past` of them have keys in the cache. What is
+ * still to be computed is always ids[past .. n_ids), and a step yields a token iff it computes up
+ * to n_ids. So a soft reset is past = 0 and no blocks: nothing else of a request ever changes back.
+ *
+ * Memory is taken once. Each place in the pool has address space for the longest request; pages are
+ * touched only by what is written there, and long requests give theirs back to the system when they
+ * end. Engine thread only. */
+#ifndef CB_DAEMON_SCHED_REQUEST_H
+#define CB_DAEMON_SCHED_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/list.h"
+#include "daemon/cache/table.h"
+#include "daemon/sample/sampler.h"
+#include "shm/format.h" /* CB_STOP_IDS_MAX */
+#include "shm/stop.h"
+
+enum finish { /* why a request ended; the same numbers go over the lane (shm/format.h) */
+              FINISH_NONE = 0,
+              FINISH_EOS = 1,
+              FINISH_STOP = 2, /* a stop id or a stop string */
+              FINISH_LENGTH = 3,
+              FINISH_CANCELLED = 4,
+              FINISH_DEADLINE = 5,
+              FINISH_ERROR = 6,
+};
+
+enum request_phase { REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };
+
+/* What intake checked and hands over. Everything pointed to is copied. */
+struct request_spec {
+    const uint32_t *prompt;   /* ids within the vocabulary                                    */
+    uint32_t n_prompt;        /* at least 1                                                   */
+    uint32_t max_new_tokens;  /* prompt and these within engine_tokens_max; 0: ends at once   */
+    const uint32_t *stop_ids; /* besides the model's eos; an id here ends with FINISH_STOP    */
+    uint32_t n_stop_ids;      /* at most CB_STOP_IDS_MAX                                 */
+    bool ignore_eos;
+    const struct cb_stops *stops; /* compiled stop strings (shm/stop.h), or NULL                  */
+    float temperature;            /* 0: greedy; finite, not negative */
+    uint32_t top_k;               /* 0: off; above the vocabulary: off */
+    float top_p;                  /* in (0, 1]; 1: off */
+    uint64_t seed;
+    uint64_t deadline_ns; /* by daemon/base/clock.h; 0: none */
+    uint8_t priority;     /* 0-255; kept, not yet used       */
+    uint32_t uid;         /* whose quota                     */
+    void *owner;          /* the sink's: which lane and slot */
+};
+
+struct request_end {
+    enum finish finish;
+    int32_t error;        /* FINISH_ERROR: an enum cb_status (shm/status.h)                     */
+    uint32_t n_generated; /* tokens handed out, the ending one included                         */
+    uint32_t stop_idx;    /* FINISH_STOP: which string, or which id (by `stop_is_id`)           */
+    bool stop_is_id;
+    uint32_t text_bytes; /* FINISH_STOP by string: bytes of generated text before the stop     */
+    uint64_t submitted_ns, started_ns, first_token_ns, ended_ns; /* 0: not reached              */
+    uint32_t n_prompt, n_prefix_hit;
+};
+
+struct request {
+    struct list link;     /* scheduler: waiting or active; pool: free       */
+    struct list end_link; /* engine: those that end at the next boundary    */
+    enum request_phase phase;
+
+    uint32_t *ids; /* [n_prompt + max_new_tokens] */
+    uint32_t n_ids, n_prompt, max_new_tokens;
+    uint32_t past;           /* ids with keys in the cache                                       */
+    uint32_t starved_tokens; /* it lately found no room for its first so many tokens; 0: it did  */
+    uint32_t n_soft_resets;
+    struct table table;
+
+    struct sampler sampler;
+    uint32_t *stop_ids; /* [n_stop_ids] */
+    uint32_t n_stop_ids;
+    bool ignore_eos;
+    uint8_t priority;
+    struct cb_stops *stops; /* NULL: no stop strings */
+    struct cb_stop_state stop_state;
+
+    uint64_t deadline_ns;
+    uint32_t uid;
+    void *owner;
+    struct request_end end; /* end.finish is set as soon as the end is decided, and never again */
+};
+
+struct requests;
+
+/* A pool of n_requests of up to tokens_max ids and blocks_max blocks each. 0 or -ENOMEM. */
+int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t tokens_max,
+                 uint32_t blocks_max);
+struct requests *requests_free(struct requests *p); /* NULL is fine; returns NULL */
+
+/* A request filled from spec, WAITING and in no list; NULL: all are taken. n_prompt +
+ * max_new_tokens is at most tokens_max. */
+struct request *requests_take(struct requests *p, const struct request_spec *spec, uint32_t n_vocab,
+                              uint64_t now_ns);
+
+/* Takes r back. It must hold no blocks and be in no list. */
+void requests_release(struct requests *p, struct request *r);
+
+uint32_t requests_n_free(const struct requests *p);
+
+static inline uint32_t request_n_generated(const struct request *r)
+{
+    return r->n_ids - r->n_prompt;
+}
+
+/* Gives its blocks back and makes it wait again, to be computed from its first id. */
+void request_soft_reset(struct request *r, struct blocks *b);
+
+/* Appends a generated token and says whether the request ends with it: FINISH_NONE, or, also in
+ * r->end, STOP (a stop id), EOS, STOP (a string, found in the token's bytes text[n_text]), LENGTH:
+ * the first of these that applies. eos[n_eos] are the model's. */
+enum finish request_append(struct request *r, uint32_t token, const uint32_t *eos, uint32_t n_eos,
+                           const uint8_t *text, size_t n_text, uint64_t now_ns);
+
+/* Audits one request on its own: 0, or -EUCLEAN and *whyp a sentence. `between_steps`: nothing of
+ * it is on the device. */
+int request_check(const struct request *r, uint32_t page_size, bool between_steps,
+                  const char **whyp);
+
+#endif

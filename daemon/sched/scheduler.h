@@ -1,0 +1,86 @@
+/* sched/scheduler.h - who runs this step, within the budgets of a step and the room in the cache.
+ *
+ * Owns two lists: active requests (they hold blocks) in the order of activation, and waiting ones
+ * in the order of arrival. A policy says in which order active requests are asked; waiting ones
+ * come last. A request takes what the token budget leaves, so that prompts are computed in chunks
+ * beside decoding.
+ *
+ * When active requests find no room, the newest of those is soft reset and waits at the end of the
+ * line; from then on nobody is admitted until an active request leaves. One request always stays,
+ * and any that was accepted fits alone, so there is always progress. Engine thread only; never
+ * allocates after new. */
+#ifndef CB_DAEMON_SCHED_SCHEDULER_H
+#define CB_DAEMON_SCHED_SCHEDULER_H
+
+#include <stdint.h>
+
+#include "daemon/cache/blocks.h"
+#include "daemon/sched/batch.h"
+#include "daemon/sched/request.h"
+
+struct scheduler_policy {
+    const char *name;
+    double safety_margin; /* default free share of the cache below which new prefills wait */
+    /* Fills order[] with the active requests, in the order in which they are asked; returns how
+     * many. */
+    uint32_t (*order)(const struct list *active, struct request **order);
+};
+
+extern const struct scheduler_policy scheduler_fifo;          /* decoding first, then prefilling */
+extern const struct scheduler_policy scheduler_prefill_first; /* the other way round             */
+
+/* For policies: appends the active requests of that phase to order[n..], returns the new n. */
+uint32_t scheduler_pick(const struct list *active, enum request_phase phase, struct request **order,
+                        uint32_t n);
+
+struct scheduler_config {
+    const struct scheduler_policy *policy;
+    uint32_t max_requests;     /* that may ever be held at once                                  */
+    uint32_t max_batch_tokens; /* at least 1                                                     */
+    uint32_t max_requests_per_batch; /* at least 1 */
+    uint32_t
+        max_blocks_per_request; /* a step of single tokens with at most so many blocks of past    */
+                                /* each is free of the read budget; 0: none is                    */
+    uint32_t page_size;
+    double safety_margin; /* negative: the policy's */
+    uint32_t step_ms_max; /* 0: off                 */
+};
+
+struct scheduler;
+
+/* Schedules over the blocks of b, which must outlive it. 0 or -ENOMEM. */
+int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *config,
+                  struct blocks *b);
+struct scheduler *scheduler_free(struct scheduler *s); /* NULL is fine; returns NULL */
+
+/* Puts a WAITING request at the end of the line. */
+void scheduler_add(struct scheduler *s, struct request *r);
+
+/* Takes the request out, wherever it stands, and its blocks back. Never while it is on the device.
+ */
+void scheduler_remove(struct scheduler *s, struct request *r);
+
+enum { SCHEDULER_NOTHING = 1, SCHEDULER_STUCK = 2 };
+
+/* Fills the empty batch b and moves phases: 0; SCHEDULER_NOTHING: nobody is there; SCHEDULER_STUCK:
+ * no request can run and none can be reset, which only a fault in the bookkeeping can bring about;
+ * then *stuckp is the one to give up. Call it between steps only. */
+int scheduler_plan(struct scheduler *s, struct batch *b, uint64_t now_ns, struct request **stuckp);
+
+/* Says what the model took for a batch: the measure for step_ms_max. */
+void scheduler_observe(struct scheduler *s, const struct batch *b, uint64_t model_ns);
+
+struct scheduler_counts {
+    uint32_t n_active, n_waiting;
+    uint64_t n_soft_resets;
+};
+void scheduler_counts(const struct scheduler *s, struct scheduler_counts *counts);
+
+/* The lists, for walks over all requests. */
+const struct list *scheduler_active(const struct scheduler *s);
+const struct list *scheduler_waiting(const struct scheduler *s);
+
+/* Audits lists, requests, tables and the pool together: 0, or -EUCLEAN and *whyp a sentence. */
+int scheduler_check(const struct scheduler *s, bool between_steps, const char **whyp);
+
+#endif

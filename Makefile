@@ -73,7 +73,7 @@ BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tes
 EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard client/examples/*.c))
 FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbctl.c),$(BUILD)/cbctl)
-CLIENT_OUT := $(if $(CLIENT_SRC),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a $(BUILD)/cbclient.pc)
+CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a $(BUILD)/cbclient.pc)
 
 .PHONY: all deps model demo check test bench asan tsan fuzz format lint install uninstall help clean \
         distclean tests

@@ -24,7 +24,7 @@ struct pass {
 };
 
 /* Runs a step of a model that forward.c opened, and writes the logits of all its outputs,
- * [n_outputs] [info.n_vocab] f32 at an address aligned to 64, instead of sampling. n_outputs is not
+ * [n_outputs] [info.n_vocab] f32, instead of sampling. n_outputs is not
  * bounded by max_batch_seqs here. 0 or a negative errno. */
 int forward_logits(struct model *m, const struct step *step, float *logits);
 

@@ -1,0 +1,64 @@
+/* tests/kernels/ops_side.h - what the operator checks are made of: a pair of backends given the
+ * same inputs, and the comparison of what they made of them. */
+#ifndef CB_TESTS_KERNELS_OPS_SIDE_H
+#define CB_TESTS_KERNELS_OPS_SIDE_H
+
+#include "tests/kernels/ops_common.h"
+
+enum { PAIR_BUFFERS_MAX = 1024 };
+
+struct side {
+    const struct backend_ops *ops;
+    struct backend *backend;
+    struct stream *stream;
+};
+
+/* side[0] is under test, side[1] the oracle. Buffers live until the pair is closed. */
+struct pair {
+    const struct ops_subject *subject;
+    struct side side[2];
+    uint64_t random;
+    uint32_t n_buffers;
+    void *buffers[2][PAIR_BUFFERS_MAX];
+};
+
+/* The same array in the memory of both backends. */
+struct both {
+    float *data[2];
+};
+
+enum input {
+    INPUT_NORMAL,
+    INPUT_HEAVY,    /* a few channels times 20                    */
+    INPUT_DENORMAL, /* a third of the values are denormal         */
+    INPUT_TINY,     /* all values about 1e-25                     */
+    INPUT_ZERO,
+    INPUT_COUNT
+};
+
+void pair_open(struct pair *p, const struct ops_subject *subject);
+void pair_close(struct pair *p);
+
+/* f32s for both sides; `values` NULL: zeroed. */
+struct both pair_floats(struct pair *p, size_t n, const float *values);
+/* n random normals, times scale, plus offset. */
+struct both pair_random(struct pair *p, size_t n, double scale, double offset);
+/* A view of rows; the stride is rounded up to 64 bytes, plus 64. Inputs by kind. */
+struct both pair_rows(struct pair *p, uint32_t n_rows, uint32_t n_cols, enum input kind);
+struct tensor pair_tensor(const struct both *b, int side, uint32_t n_rows, uint32_t n_cols);
+size_t pair_stride(uint32_t n_cols); /* f32s */
+
+/* A random weight of those shapes and formats on both sides; *weights [2]. */
+void pair_weight(struct pair *p, struct weight *weights[2], enum weight_use use, uint32_t n_cols,
+                 uint32_t n_parts, const uint32_t *n_rows, const enum dtype *dtypes);
+/* The n x n unit matrix in F32. */
+void pair_unit_weight(struct pair *p, struct weight *weights[2], uint32_t n);
+void pair_weight_free(struct pair *p, struct weight *weights[2]);
+
+bool dtype_is_quantised(enum dtype t);
+
+/* Reports `what` unless rows of `got` are within the limit of rows of `want`. */
+void check_rows(const struct tensor *got, const struct tensor *want, const struct ops_limit *limit,
+                const char *what, ...) __attribute__((format(printf, 4, 5)));
+
+#endif

@@ -1,0 +1,53 @@
+/* The reference backend against the double-precision oracle. */
+#include "kernels/kernels.h"
+
+#include <criterion/criterion.h>
+
+#include "tests/kernels/ops_common.h"
+#include "tests/kernels/oracle.h"
+
+static const struct ops_subject subject = {
+    .ops = &backend_reference,
+    .oracle = &oracle_backend,
+    .limits = &ops_limits_f32,
+    .page_multiple = 1,
+    .dim_multiple = 1,
+    .seed = 20,
+};
+
+TestSuite(reference, .init = kernels_thread_init);
+
+Test(reference, embeds)
+{
+    ops_check_embed(&subject);
+}
+
+Test(reference, norms)
+{
+    ops_check_rmsnorm(&subject);
+}
+
+Test(reference, multiplies)
+{
+    ops_check_linear(&subject);
+}
+
+Test(reference, gates)
+{
+    ops_check_gate_up(&subject);
+}
+
+Test(reference, heads)
+{
+    ops_check_head(&subject);
+}
+
+Test(reference, samples)
+{
+    ops_check_sample(&subject);
+}
+
+Test(reference, refuses_at_load)
+{
+    ops_check_refusals(&subject);
+}

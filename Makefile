@@ -65,6 +65,8 @@ TOOLS_LIB   := $(OBJ)/libtools.a
 ALL_LIBS    := $(TOOLS_LIB) $(DAEMON_LIB) $(KERNELS_LIB) $(CLIENT_LIB) $(SHM_LIB)
 
 # tests/<folder>/test_*.c make one program a folder; tests/programs/*.c and examples one each.
+# The explorer: shm's own code compiled against the memory model instead of <stdatomic.h>.
+EXPLORE_SRC  := $(wildcard tests/explore/*.c) $(wildcard shm/ring.c shm/lane.c)
 TEST_FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.c))))
 TEST_PROGS   := $(addprefix $(BUILD)/tests/test_,$(TEST_FOLDERS))
 UNIT_PROGS   := $(filter-out %/test_system,$(TEST_PROGS))
@@ -82,7 +84,7 @@ CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUI
 .DELETE_ON_ERROR:
 
 all: $(PROGS) $(CLIENT_OUT) $(EXAMPLES) ## Build cbd, cbctl, libcbclient and the examples into build/
-tests: $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS)
+tests: $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS) $(BUILD)/tests/explore
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
@@ -152,6 +154,12 @@ $(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 $(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
+$(OBJ)/model/%.o: %.c Makefile
+	$(call say,CC,$< [model])
+	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN),$(BASE_CFLAGS)) -DCB_MODEL $(CFLAGS) -c $< -o $@
+$(BUILD)/tests/explore: $(patsubst %.c,$(OBJ)/model/%.o,$(EXPLORE_SRC))
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^
 $(OBJ)/tests/util.o: EXTRA_CFLAGS += -Wno-missing-prototypes
 
 -include $(shell test -d $(OBJ) && find $(OBJ) -name '*.d' -not -path '$(OBJ)/asan/*' -not -path '$(OBJ)/tsan/*' -not -path '$(OBJ)/fuzz/*')

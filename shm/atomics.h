@@ -1,6 +1,6 @@
 /* shm/atomics.h - every access to memory that another process writes goes through here.
  *
- * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/shm/model.h, which
+ * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/explore/explorer.h, which
  * runs the same code under the C11 memory model: all interleavings, all stale reads. Orders are
  * spelled at each access. Shared words are never touched by a plain expression, never volatile.
  *
@@ -19,7 +19,7 @@
 #include <stdint.h>
 
 #ifdef CB_MODEL
-#include "tests/shm/model.h"
+#include "tests/explore/explorer.h"
 #else
 #include <stdatomic.h>
 

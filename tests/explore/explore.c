@@ -1,0 +1,119 @@
+/* explore: shm's own code under the C11 memory model.
+ *
+ *   explore                 litmus shapes, then every case, completely; states and time a line
+ *   explore --mutants       weakens each acquire, release and fence of shm/ in turn; some case must fail
+ *   explore --trace NAME    one case; prints its failing execution
+ *
+ * Exit status 0: all as it must be. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/explore/cases.h"
+
+static const struct explore_list *const lists[] = {&cases_ring, &cases_lane, &cases_sleep};
+enum { N_LISTS = sizeof lists / sizeof lists[0] };
+
+static double now_s(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int run_litmus(void)
+{
+    int bad = 0;
+
+    for (size_t i = 0; i < n_explore_litmus; i++) {
+        struct explore_result r;
+
+        explore_run(&explore_litmus[i].c, &r);
+        if (r.failed != explore_litmus[i].fails) {
+            printf("litmus %s: %s\n", explore_litmus[i].c.name,
+                   r.failed ? r.why : "a forbidden outcome was not found");
+            bad++;
+        }
+    }
+    printf("litmus: %zu shapes, %d wrong\n", n_explore_litmus, bad);
+    return bad;
+}
+
+static int run_cases(const char *only, bool quiet)
+{
+    int bad = 0;
+
+    for (size_t l = 0; l < N_LISTS; l++) {
+        for (size_t i = 0; i < lists[l]->n_cases; i++) {
+            const struct explore_case *c = &lists[l]->cases[i];
+            struct explore_result r;
+            double t = now_s();
+
+            if (only && strcmp(only, c->name) != 0)
+                continue;
+            explore_run(c, &r);
+            if (r.failed)
+                bad++;
+            if (!quiet)
+                printf("%-44s %9llu states %9llu executions %6.2f s  %s\n", c->name,
+                       (unsigned long long)r.n_states, (unsigned long long)r.n_executions,
+                       now_s() - t, r.failed ? r.why : "holds");
+            if (quiet && bad)
+                return bad;
+        }
+    }
+    return bad;
+}
+
+static int run_mutants(void)
+{
+    const struct explore_site *sites;
+    struct explore_site *copy;
+    size_t n;
+    int survivors = 0;
+
+    explore_forget();
+    if (run_cases(NULL, true)) {
+        printf("a case fails without any mutation\n");
+        return 1;
+    }
+    n = explore_sites(&sites);
+    copy = malloc(n * sizeof *copy);
+    if (!copy)
+        return 1;
+    memcpy(copy, sites, n * sizeof *copy);
+    for (size_t i = 0; i < n; i++) {
+        double t = now_s();
+        bool caught;
+
+        if (strncmp(copy[i].file, "shm/", 4) != 0)
+            continue;
+        explore_weaken(copy[i].file, copy[i].line);
+        caught = run_cases(NULL, true) > 0;
+        explore_weaken(NULL, 0);
+        printf("%-8s at %s:%d  %s (%.2f s)\n", copy[i].kind, copy[i].file, copy[i].line,
+               caught ? "caught" : "SURVIVED", now_s() - t);
+        survivors += !caught;
+    }
+    free(copy);
+    printf("mutants: %d survived\n", survivors);
+    return survivors;
+}
+
+int main(int argc, char **argv)
+{
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (argc == 3 && !strcmp(argv[1], "--trace")) {
+        explore_trace(true);
+        return run_cases(argv[2], false) ? 1 : 0;
+    }
+    if (argc == 2 && !strcmp(argv[1], "--mutants"))
+        return run_mutants() ? 1 : 0;
+    if (argc != 1) {
+        fprintf(stderr, "usage: explore [--mutants | --trace CASE]\n");
+        return 2;
+    }
+    return run_litmus() + run_cases(NULL, false) ? 1 : 0;
+}

@@ -1,0 +1,718 @@
+/* The explorer. An execution is a sequence of choices: who runs next, and which store each load returns.
+ * Choices stand on a stack; after an execution the last one that has an alternative is advanced and the
+ * whole case runs again from its start. Re-running is cheap (a case is some hundred accesses) and needs
+ * no copies of stacks. What makes it finish is the cache of states: a thread's position is determined
+ * by what it has read, so a digest of reads, histories and views identifies a state.
+ *
+ * A thread gives way only before a shared access, and only if the choice says so: most accesses cost no
+ * switch. */
+#include "tests/explore/explorer.h"
+
+#include <assert.h>
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+
+enum {
+    LOCATIONS_MAX = 192,
+    STORES_MAX = 96,
+    CHOICES_MAX = 8192,
+    STACK_BYTES = 128 * 1024,
+    SITES_MAX = 256,
+    PRIVATE_MAX = 8,
+};
+
+struct view {
+    uint16_t at[LOCATIONS_MAX];           /* index of the newest store known, a location */
+    uint16_t clock[EXPLORE_THREADS_MAX]; /* a thread's accesses that happened before     */
+};
+
+struct store {
+    uint64_t value;
+    struct view view; /* what an acquire of it learns */
+    uint64_t digest;
+};
+
+struct location {
+    const void *p;
+    unsigned bytes;
+    unsigned n;
+    struct store store[STORES_MAX];
+    /* of data (copies): the newest access a thread, by its own clock; 0: none */
+    uint16_t data_read[EXPLORE_THREADS_MAX], data_written[EXPLORE_THREADS_MAX];
+};
+
+struct thread {
+    struct view now, acquired, released; /* known; would be known after an acquire fence; at last fence */
+    uint64_t reads;                      /* digest of all it has read: its position */
+    bool ended;
+    const void *futex; /* waits on it, or NULL */
+    bool (*ready)(void *);
+    void *ready_arg;
+    jmp_buf at;
+    bool started, chosen; /* chosen: it was started to take the next access */
+    ucontext_t first;
+    char *stack;
+};
+
+struct choice {
+    uint16_t n, taken;
+};
+
+static struct {
+    const struct explore_case *c;
+    struct explore_result *result;
+    struct location location[LOCATIONS_MAX];
+    unsigned n_locations;
+    struct thread thread[EXPLORE_THREADS_MAX];
+    unsigned running; /* index of the current thread */
+    bool active;      /* inside an execution */
+    unsigned n_preemptions;
+    struct view global; /* of sequentially consistent fences */
+    struct choice choice[CHOICES_MAX];
+    unsigned n_choices, n_replayed;
+    uint64_t *seen; /* open addressing, 0: empty */
+    size_t seen_capacity, n_seen;
+    jmp_buf main;
+    struct {
+        const void *p;
+        size_t bytes;
+    } private[PRIVATE_MAX];
+    unsigned n_private;
+    struct explore_site site[SITES_MAX];
+    size_t n_sites;
+    const char *weak_file;
+    int weak_line;
+    bool trace, tracing;
+} x;
+
+enum { EXECUTION_ENDED = 1, EXECUTION_PRUNED = 2, EXECUTION_FAILED = 3 };
+
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+    h = (h ^ v) * 0x9e3779b97f4a7c15ull;
+    return h ^ (h >> 29);
+}
+
+static uint64_t mix_bytes(uint64_t h, const void *p, size_t bytes)
+{
+    const uint8_t *b = p;
+
+    for (; bytes >= 8; b += 8, bytes -= 8) {
+        uint64_t v;
+
+        memcpy(&v, b, 8);
+        h = mix(h, v);
+    }
+    for (; bytes; b++, bytes--)
+        h = mix(h, *b);
+    return h;
+}
+
+static void view_join(struct view *into, const struct view *from)
+{
+    for (unsigned i = 0; i < x.n_locations; i++) {
+        if (from->at[i] > into->at[i])
+            into->at[i] = from->at[i];
+    }
+    for (unsigned t = 0; t < EXPLORE_THREADS_MAX; t++) {
+        if (from->clock[t] > into->clock[t])
+            into->clock[t] = from->clock[t];
+    }
+}
+
+/* Only what is not 0: a location that no thread has touched yet leaves no trace in a digest. */
+static uint64_t view_digest(uint64_t h, const struct view *v)
+{
+    for (unsigned i = 0; i < x.n_locations; i++) {
+        if (v->at[i])
+            h = mix(h, (uint64_t)i << 16 | v->at[i]);
+    }
+    for (unsigned t = 0; t < EXPLORE_THREADS_MAX; t++)
+        h = mix(h, v->clock[t]);
+    return h;
+}
+
+/* ---- choices and states ---------------------------------------------------------------------------- */
+
+static unsigned choose(unsigned n)
+{
+    if (n <= 1)
+        return 0;
+    if (x.n_replayed < x.n_choices)
+        return x.choice[x.n_replayed++].taken;
+    assert(x.n_choices < CHOICES_MAX);
+    x.choice[x.n_choices++] = (struct choice){(uint16_t)n, 0};
+    x.n_replayed = x.n_choices;
+    return 0;
+}
+
+/* Moves to the next unexplored execution; false if there is none. */
+static bool advance(void)
+{
+    while (x.n_choices) {
+        struct choice *last = &x.choice[x.n_choices - 1];
+
+        if (++last->taken < last->n)
+            return true;
+        x.n_choices--;
+    }
+    return false;
+}
+
+/* Adds the state; true if it was there. */
+static bool seen_before(uint64_t digest)
+{
+    size_t i;
+
+    if (!digest)
+        digest = 1;
+    if (x.n_seen * 2 >= x.seen_capacity) {
+        size_t capacity = x.seen_capacity ? x.seen_capacity * 2 : 1 << 16;
+        uint64_t *table = calloc(capacity, sizeof *table);
+
+        assert(table);
+        for (size_t k = 0; k < x.seen_capacity; k++) {
+            if (!x.seen[k])
+                continue;
+            for (i = x.seen[k] & (capacity - 1); table[i]; i = (i + 1) & (capacity - 1))
+                ;
+            table[i] = x.seen[k];
+        }
+        free(x.seen);
+        x.seen = table;
+        x.seen_capacity = capacity;
+    }
+    for (i = digest & (x.seen_capacity - 1); x.seen[i]; i = (i + 1) & (x.seen_capacity - 1)) {
+        if (x.seen[i] == digest)
+            return true;
+    }
+    x.seen[i] = digest;
+    x.n_seen++;
+    return false;
+}
+
+static uint64_t state_digest(void)
+{
+    uint64_t h = 0;
+
+    for (unsigned t = 0; t < x.c->n_threads; t++) {
+        const struct thread *th = &x.thread[t];
+
+        h = mix(h, th->reads);
+        h = mix(h, (uint64_t)(uintptr_t)th->futex + th->ended);
+        h = view_digest(h, &th->now);
+        h = view_digest(h, &th->acquired);
+        h = view_digest(h, &th->released);
+    }
+    h = view_digest(h, &x.global);
+    for (unsigned i = 0; i < x.n_locations; i++) {
+        const struct location *l = &x.location[i];
+        unsigned oldest = l->n - 1;
+
+        if (!oldest)
+            continue;
+        for (unsigned t = 0; t < x.c->n_threads; t++) {
+            if (!x.thread[t].ended && x.thread[t].now.at[i] < oldest)
+                oldest = x.thread[t].now.at[i];
+        }
+        h = mix(h, (uint64_t)i << 8 | l->n);
+        for (unsigned k = oldest; k < l->n; k++)
+            h = mix(h, l->store[k].digest);
+    }
+    for (unsigned i = 0; i < x.n_private; i++)
+        h = mix_bytes(h, x.private[i].p, x.private[i].bytes);
+    if (x.c->preemptions)
+        h = mix(h, ((uint64_t)x.n_preemptions << 8) + x.running + 1);
+    return h;
+}
+
+/* ---- threads ----------------------------------------------------------------------------------------- */
+
+static bool runnable(unsigned t)
+{
+    const struct thread *th = &x.thread[t];
+
+    return !th->ended && !th->futex && (!th->ready || th->ready(th->ready_arg));
+}
+
+static _Noreturn void leave(int how)
+{
+    x.active = false;
+    _longjmp(x.main, how);
+}
+
+static _Noreturn void fail(const char *text)
+{
+    x.result->failed = true;
+    snprintf(x.result->why, sizeof x.result->why, "%s", text);
+    leave(EXECUTION_FAILED);
+}
+
+static void thread_main(void)
+{
+    extern void explore_thread_end(void);
+
+    x.c->thread[x.running]();
+    explore_thread_end();
+}
+
+static _Noreturn void resume(unsigned t)
+{
+    struct thread *th = &x.thread[t];
+
+    x.running = t;
+    if (th->started)
+        _longjmp(th->at, 1);
+    th->started = th->chosen = true;
+    getcontext(&th->first);
+    th->first.uc_stack.ss_sp = th->stack;
+    th->first.uc_stack.ss_size = STACK_BYTES;
+    th->first.uc_link = NULL;
+    makecontext(&th->first, thread_main, 0);
+    setcontext(&th->first);
+    abort();
+}
+
+/* Chooses who takes the next access: the current thread first, if it can. */
+static void give_way(void)
+{
+    unsigned can[EXPLORE_THREADS_MAX], n = 0, to;
+    bool stay = runnable(x.running);
+
+    if (x.thread[x.running].chosen) {
+        x.thread[x.running].chosen = false;
+        return;
+    }
+    if (x.n_replayed == x.n_choices && seen_before(state_digest()))
+        leave(EXECUTION_PRUNED);
+    if (stay)
+        can[n++] = x.running;
+    if (!stay || !x.c->preemptions || x.n_preemptions < x.c->preemptions) {
+        for (unsigned t = 0; t < x.c->n_threads; t++) {
+            if (t != x.running && runnable(t))
+                can[n++] = t;
+        }
+    }
+    if (n == 0) {
+        for (unsigned t = 0; t < x.c->n_threads; t++) {
+            if (!x.thread[t].ended)
+                fail("deadlock: a thread sleeps and nobody will wake it");
+        }
+        leave(EXECUTION_ENDED);
+    }
+    to = can[choose(n)];
+    if (to == x.running)
+        return;
+    if (stay)
+        x.n_preemptions++;
+    if (_setjmp(x.thread[x.running].at) == 0)
+        resume(to);
+}
+
+/* An access by the current thread begins. */
+static struct thread *access_begin(void)
+{
+    struct thread *th;
+
+    give_way();
+    th = &x.thread[x.running];
+    th->now.clock[x.running]++;
+    return th;
+}
+
+void explore_thread_end(void);
+void explore_thread_end(void)
+{
+    x.thread[x.running].ended = true;
+    x.thread[x.running].chosen = false;
+    give_way();
+    abort(); /* an ended thread is never chosen */
+}
+
+/* ---- accesses ---------------------------------------------------------------------------------------- */
+
+static void site_note(const char *file, int line, const char *kind)
+{
+    for (size_t i = 0; i < x.n_sites; i++) {
+        if (x.site[i].line == line && !strcmp(x.site[i].file, file))
+            return;
+    }
+    assert(x.n_sites < SITES_MAX);
+    x.site[x.n_sites++] = (struct explore_site){file, line, kind};
+}
+
+static bool weakened(const char *file, int line)
+{
+    return x.weak_file && x.weak_line == line && !strcmp(x.weak_file, file);
+}
+
+static void trace(const char *what, const void *p, uint64_t v, const char *file, int line)
+{
+    if (x.tracing)
+        printf("    thread %u  %-6s %p = %llx  %s:%d\n", x.running, what, p, (unsigned long long)v,
+               file, line);
+}
+
+static uint64_t plain_load(const void *p, unsigned bytes)
+{
+    uint64_t v = 0;
+
+    memcpy(&v, p, bytes);
+    return v;
+}
+
+/* The history begins with what init put there. */
+static void location_reset(struct location *l)
+{
+    l->n = 1;
+    memset(&l->store[0], 0, sizeof l->store[0]);
+    l->store[0].value = plain_load(l->p, l->bytes);
+    memset(l->data_read, 0, sizeof l->data_read);
+    memset(l->data_written, 0, sizeof l->data_written);
+}
+
+/* Indices stay from one execution to the next, so that digests compare. */
+static unsigned location_of(const void *p, unsigned bytes)
+{
+    unsigned i;
+
+    for (i = 0; i < x.n_locations; i++) {
+        if (x.location[i].p == p) {
+            assert(x.location[i].bytes == bytes);
+            return i;
+        }
+    }
+    assert(i < LOCATIONS_MAX);
+    x.location[i].p = p;
+    x.location[i].bytes = bytes;
+    location_reset(&x.location[i]);
+    x.n_locations++;
+    return i;
+}
+
+static uint64_t read_from(struct thread *th, unsigned loc, unsigned k, enum explore_order order)
+{
+    const struct store *s = &x.location[loc].store[k];
+
+    if (k > th->now.at[loc])
+        th->now.at[loc] = (uint16_t)k;
+    if (order == CB_ACQUIRE)
+        view_join(&th->now, &s->view);
+    view_join(&th->acquired, &s->view);
+    view_join(&th->acquired, &th->now);
+    th->reads = mix(mix(th->reads, s->value), 1);
+    return s->value;
+}
+
+static void append(struct thread *th, unsigned loc, uint64_t v, enum explore_order order,
+                   const struct view *sequence)
+{
+    struct location *l = &x.location[loc];
+    struct store *s = &l->store[l->n];
+
+    assert(l->n < STORES_MAX);
+    th->now.at[loc] = (uint16_t)l->n;
+    th->acquired.at[loc] = (uint16_t)l->n;
+    s->value = v;
+    s->view = order == CB_RELEASE ? th->now : th->released;
+    s->view.at[loc] = (uint16_t)l->n;
+    if (sequence)
+        view_join(&s->view, sequence);
+    s->digest = view_digest(mix(v, 3), &s->view);
+    l->n++;
+    th->reads = mix(th->reads, 2);
+}
+
+uint64_t explore_load(const void *p, unsigned bytes, enum explore_order order, const char *file,
+                      int line)
+{
+    struct thread *th;
+    unsigned loc, oldest, k;
+    uint64_t v;
+
+    if (!x.active)
+        return plain_load(p, bytes);
+    th = access_begin();
+    if (order != CB_RELAXED) {
+        site_note(file, line, "acquire");
+        if (weakened(file, line))
+            order = CB_RELAXED;
+    }
+    loc = location_of(p, bytes);
+    oldest = th->now.at[loc];
+    /* Newest first: the common execution is the fresh one. */
+    k = x.location[loc].n - 1 - choose(x.location[loc].n - oldest);
+    v = read_from(th, loc, k, order);
+    trace(k + 1 == x.location[loc].n ? "load" : "stale", p, v, file, line);
+    return v;
+}
+
+void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order, const char *file,
+                   int line)
+{
+    struct thread *th;
+
+    if (!x.active) {
+        memcpy(p, &v, bytes);
+        return;
+    }
+    th = access_begin();
+    if (order != CB_RELAXED) {
+        site_note(file, line, "release");
+        if (weakened(file, line))
+            order = CB_RELAXED;
+    }
+    append(th, location_of(p, bytes), v, order, NULL);
+    trace("store", p, v, file, line);
+}
+
+/* Strong: it fails only on another value, which may be a stale one; it succeeds on the newest only. */
+bool explore_cas32(void *p, uint32_t *expected, uint32_t v, const char *file, int line)
+{
+    struct thread *th;
+    struct location *l;
+    unsigned loc, can[STORES_MAX], n = 0;
+
+    if (!x.active) {
+        uint32_t old = (uint32_t)plain_load(p, 4);
+        bool same = old == *expected;
+
+        if (same)
+            memcpy(p, &v, 4);
+        *expected = old;
+        return same;
+    }
+    th = access_begin();
+    loc = location_of(p, 4);
+    l = &x.location[loc];
+    can[n++] = l->n - 1;
+    for (unsigned k = l->n - 1; k-- > th->now.at[loc];) {
+        if (l->store[k].value != *expected)
+            can[n++] = k;
+    }
+    n = can[choose(n)];
+    if (n == l->n - 1 && l->store[n].value == *expected) {
+        struct view sequence = l->store[n].view;
+
+        read_from(th, loc, n, CB_RELAXED);
+        append(th, loc, v, CB_RELAXED, &sequence);
+        trace("cas", p, v, file, line);
+        return true;
+    }
+    *expected = (uint32_t)read_from(th, loc, n, CB_RELAXED);
+    trace("nocas", p, *expected, file, line);
+    return false;
+}
+
+void explore_fence(const char *file, int line)
+{
+    struct thread *th;
+
+    if (!x.active)
+        return;
+    th = access_begin();
+    site_note(file, line, "fence");
+    th->reads = mix(th->reads, 4);
+    if (weakened(file, line))
+        return;
+    view_join(&th->now, &th->acquired);
+    view_join(&th->now, &x.global);
+    x.global = th->now;
+    th->released = th->now;
+    th->acquired = th->now;
+    trace("fence", NULL, 0, file, line);
+}
+
+/* Copies carry data: whatever order its words have, two threads must not touch them at once, one of them
+ * writing. This also finds a missing release after reads, which a machine without load buffering can't
+ * show as a wrong value. */
+static void data_check(const uint16_t *before, const char *what)
+{
+    for (unsigned t = 0; t < x.c->n_threads; t++) {
+        if (before[t] > x.thread[x.running].now.clock[t] && t != x.running)
+            fail(what);
+    }
+}
+
+void explore_copy_in(void *dst, const void *src, size_t bytes, const char *file, int line)
+{
+    for (size_t i = 0; i < bytes; i += 4) {
+        const char *p = (const char *)src + i;
+        uint32_t v = (uint32_t)explore_load(p, 4, CB_RELAXED, file, line);
+
+        memcpy((char *)dst + i, &v, 4);
+        if (x.active) {
+            struct location *l = &x.location[location_of(p, 4)];
+
+            data_check(l->data_written, "data race: read while another writes");
+            l->data_read[x.running] = x.thread[x.running].now.clock[x.running];
+        }
+    }
+}
+
+void explore_copy_out(void *dst, const void *src, size_t bytes, const char *file, int line)
+{
+    for (size_t i = 0; i < bytes; i += 4) {
+        char *p = (char *)dst + i;
+
+        explore_store(p, 4, plain_load((const char *)src + i, 4), CB_RELAXED, file, line);
+        if (x.active) {
+            struct location *l = &x.location[location_of(p, 4)];
+
+            data_check(l->data_written, "data race: two writers");
+            data_check(l->data_read, "data race: overwritten while another reads");
+            l->data_written[x.running] = x.thread[x.running].now.clock[x.running];
+        }
+    }
+}
+
+/* ---- inside a case ------------------------------------------------------------------------------------ */
+
+void explore_claim(bool holds, const char *text)
+{
+    if (holds)
+        return;
+    if (!x.active) {
+        x.result->failed = true;
+        snprintf(x.result->why, sizeof x.result->why, "%s", text);
+        return;
+    }
+    fail(text);
+}
+
+void explore_futex_wait(const void *word, uint32_t value)
+{
+    struct thread *th;
+
+    th = access_begin();
+    th->reads = mix(th->reads, 5);
+    if (explore_newest(word, 4) != value)
+        return;
+    trace("sleep", word, value, "", 0);
+    th->futex = word;
+    give_way();
+}
+
+void explore_futex_wake(const void *word)
+{
+    give_way();
+    x.thread[x.running].reads = mix(x.thread[x.running].reads, 6);
+    for (unsigned t = 0; t < x.c->n_threads; t++) {
+        if (x.thread[t].futex == word)
+            x.thread[t].futex = NULL;
+    }
+    trace("wake", word, 0, "", 0);
+}
+
+void explore_until(bool (*ready)(void *), void *arg)
+{
+    struct thread *th = &x.thread[x.running];
+
+    th->ready = ready;
+    th->ready_arg = arg;
+    give_way();
+    th->ready = NULL;
+    th->reads = mix(th->reads, 7);
+}
+
+uint64_t explore_newest(const void *p, unsigned bytes)
+{
+    for (unsigned i = 0; i < x.n_locations; i++) {
+        if (x.location[i].p == p)
+            return x.location[i].store[x.location[i].n - 1].value;
+    }
+    return plain_load(p, bytes);
+}
+
+void explore_private(const void *p, size_t bytes)
+{
+    assert(x.n_private < PRIVATE_MAX);
+    x.private[x.n_private].p = p;
+    x.private[x.n_private++].bytes = bytes;
+}
+
+/* ---- running ------------------------------------------------------------------------------------------- */
+
+static void execute(void)
+{
+    int how;
+
+    x.n_replayed = 0;
+    x.n_preemptions = 0;
+    x.n_private = 0;
+    memset(&x.global, 0, sizeof x.global);
+    for (unsigned t = 0; t < EXPLORE_THREADS_MAX; t++) {
+        struct thread *th = &x.thread[t];
+
+        memset(&th->now, 0, sizeof th->now);
+        memset(&th->acquired, 0, sizeof th->acquired);
+        memset(&th->released, 0, sizeof th->released);
+        th->reads = 0;
+        th->ended = t >= x.c->n_threads;
+        th->futex = NULL;
+        th->ready = NULL;
+        th->started = th->chosen = false;
+    }
+    x.c->init();
+    for (unsigned i = 0; i < x.n_locations; i++)
+        location_reset(&x.location[i]);
+    x.result->n_executions++;
+    how = _setjmp(x.main);
+    if (how == 0) {
+        x.active = true;
+        resume(choose(x.c->n_threads));
+    }
+    if (how == EXECUTION_ENDED && x.c->check)
+        x.c->check();
+}
+
+void explore_run(const struct explore_case *c, struct explore_result *result)
+{
+    memset(result, 0, sizeof *result);
+    x.c = c;
+    x.result = result;
+    x.n_choices = 0;
+    x.n_locations = 0;
+    x.n_seen = 0;
+    if (x.seen)
+        memset(x.seen, 0, x.seen_capacity * sizeof *x.seen);
+    for (unsigned t = 0; t < EXPLORE_THREADS_MAX; t++) {
+        if (!x.thread[t].stack)
+            x.thread[t].stack = malloc(STACK_BYTES);
+        assert(x.thread[t].stack);
+    }
+    do {
+        execute();
+    } while (!result->failed && advance());
+    result->n_states = x.n_seen;
+    if (result->failed && x.trace) {
+        x.tracing = true;
+        execute();
+        x.tracing = false;
+    }
+}
+
+void explore_weaken(const char *file, int line)
+{
+    x.weak_file = file;
+    x.weak_line = line;
+}
+
+size_t explore_sites(const struct explore_site **sitesp)
+{
+    *sitesp = x.site;
+    return x.n_sites;
+}
+
+void explore_forget(void)
+{
+    x.n_sites = 0;
+}
+
+void explore_trace(bool on)
+{
+    x.trace = on;
+}

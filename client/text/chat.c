@@ -94,7 +94,7 @@ static int read_template(const struct cb_vocab *vocab, bool with_default, struct
     return t.at == t.end ? 0 : -ENOTSUP;
 }
 
-int cb_chat_render(const struct cb_vocab *vocab, const struct cb_chat_message *messages, size_t n,
+int cb_chat_render(const struct cb_vocab *vocab, const struct cb_chat_turn *turns, size_t n,
                    bool open_answer, char *out, size_t capacity, size_t *n_out)
 {
     struct sink sink = {.out = out, .capacity = capacity};
@@ -104,17 +104,17 @@ int cb_chat_render(const struct cb_vocab *vocab, const struct cb_chat_message *m
     if (n == 0)
         return -EINVAL;
     for (size_t i = 0; i < n; i++) {
-        if (!messages[i].role || !*messages[i].role)
+        if (!turns[i].role || !*turns[i].role)
             return -EINVAL;
     }
-    int r = read_template(vocab, strcmp(messages[0].role, "system") != 0, &sink);
+    int r = read_template(vocab, strcmp(turns[0].role, "system") != 0, &sink);
     if (r)
         return r;
     for (size_t i = 0; i < n; i++) {
         put_string(&sink, "<|im_start|>");
-        put_string(&sink, messages[i].role);
+        put_string(&sink, turns[i].role);
         put_string(&sink, "\n");
-        put(&sink, messages[i].content, messages[i].content_bytes);
+        put(&sink, turns[i].content, turns[i].content_bytes);
         put_string(&sink, "<|im_end|>\n");
     }
     if (open_answer)

@@ -101,7 +101,8 @@ static void take(struct cb_decoder *d, const uint8_t *bytes, uint32_t n, struct 
     }
     struct cb_stop_match match;
     if (cb_stop_feed(d->stops, &p->stop, bytes, n, &match) == CB_STOP_FOUND) {
-        release(d, bytes, (size_t)(match.text_bytes - p->passed_bytes), room);
+        uint64_t end = d->flags & CB_DECODE_KEEP_STOP ? match.end_bytes : match.text_bytes;
+        release(d, bytes, (size_t)(end - p->passed_bytes), room);
         p->n_held = 0;
         p->stop_idx = match.stop_idx;
         return;

@@ -5,9 +5,9 @@
  * What the model made that is not UTF-8 becomes U+FFFD, one for each fault (shm/utf8.h), or with
  * CB_DECODE_RAW stays as it is.
  *
- * With stop strings, text that may begin one is held back until that is decided, and nothing of the
- * stop or after it comes out: the same bytes that the daemon counts (shm/stop.h). Stops are matched
- * on what the model made, before faults are replaced.
+ * With stop strings, text that may begin one is held back until that is decided, and neither the stop
+ * (but for CB_DECODE_KEEP_STOP) nor what follows it comes out: the same bytes that the daemon counts
+ * (shm/stop.h). Stops are matched on what the model made, before faults are replaced.
  *
  * A decoder is plain memory of fixed size: no allocation, nothing to free, may be copied. One
  * thread. */
@@ -22,8 +22,9 @@
 #include "shm/vocab.h"
 
 enum cb_decode_flag {
-    CB_DECODE_RAW = 1u << 0,     /* bytes that are not UTF-8 come out as they are        */
-    CB_DECODE_SPECIAL = 1u << 1, /* control tokens come out as written in the model file */
+    CB_DECODE_RAW = 1u << 0,       /* bytes that are not UTF-8 come out as they are        */
+    CB_DECODE_SPECIAL = 1u << 1,   /* control tokens come out as written in the model file */
+    CB_DECODE_KEEP_STOP = 1u << 2, /* the stop string that ended the text comes out too      */
 };
 
 enum { CB_DECODE_STOPPED = 1, CB_DECODE_ROOM = 2 };

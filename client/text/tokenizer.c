@@ -190,9 +190,9 @@ static int put_text(const struct cb_tokenizer *t, struct cb_tokenizer_scratch *s
     return r ? r : put_plain(t, scratch, text + plain, n - plain, out);
 }
 
-int cb_tokenize(const struct cb_tokenizer *t, struct cb_tokenizer_scratch *scratch,
-                const void *text, size_t n, uint32_t flags, uint32_t *ids, size_t capacity,
-                size_t *n_ids)
+int cb_tokenizer_encode(const struct cb_tokenizer *t, struct cb_tokenizer_scratch *scratch,
+                        const void *text, size_t n, uint32_t flags, uint32_t *ids, size_t capacity,
+                        size_t *n_ids)
 {
     struct cb_ids out = {ids, capacity, 0};
     uint32_t bos = t->vocab.header->bos;

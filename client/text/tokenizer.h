@@ -48,8 +48,8 @@ struct cb_tokenizer_scratch *cb_tokenizer_scratch_free(struct cb_tokenizer_scrat
  * the vocabulary has none -E2BIG             longer than CB_TOKENIZE_TEXT_MAX -ENOMEM On the last
  * three *n_ids is 0. Bytes for which the vocabulary has no token (a few control characters, in
  * some) are dropped, as by the model's own tokenizer. */
-int cb_tokenize(const struct cb_tokenizer *t, struct cb_tokenizer_scratch *scratch,
-                const void *text, size_t n, uint32_t flags, uint32_t *ids, size_t capacity,
-                size_t *n_ids);
+int cb_tokenizer_encode(const struct cb_tokenizer *t, struct cb_tokenizer_scratch *scratch,
+                        const void *text, size_t n, uint32_t flags, uint32_t *ids, size_t capacity,
+                        size_t *n_ids);
 
 #endif

@@ -207,9 +207,10 @@ struct cb_string {
     size_t n;
 };
 
-struct cb_chat_message { /* of a chat */
-    const char *role;    /* "system", "user", "assistant"; 0-terminated */
-    const char *content; /* 0-terminated UTF-8 */
+struct cb_chat_turn {
+    const char *role; /* "system", "user", "assistant"; 0-terminated */
+    const char *content;
+    size_t content_bytes; /* 0: content is 0-terminated */
 };
 
 enum cb_event_type {
@@ -252,11 +253,10 @@ struct cb_request {
     size_t size;
     const uint32_t *ids; /* the prompt, exactly one of: ids [n_ids] ... */
     size_t n_ids;
-    const char *text;  /* ... or UTF-8 text without a NUL ... */
-    size_t text_bytes; /* (0: text is 0-terminated) */
-    const struct cb_chat_message
-        *messages;     /* ... or a chat [n_messages], rendered by the model's */
-    size_t n_messages; /* template, the assistant's turn next */
+    const char *text;                    /* ... or UTF-8 text without a NUL ... */
+    size_t text_bytes;                   /* (0: text is 0-terminated) */
+    const struct cb_chat_turn *messages; /* ... or a chat [n_messages], rendered by the model's */
+    size_t n_messages;                   /* template, the assistant's turn next */
     uint32_t flags;
     uint32_t max_new_tokens;  /* CB_NO_LIMIT by default */
     float temperature;        /* 0, the default: greedy */
@@ -430,8 +430,8 @@ CB_API void cb_detokenizer_free(struct cb_detokenizer *d); /* NULL is fine */
 /* Renders a chat by the model's template, the assistant's turn next; tokenize it with
  * CB_PARSE_SPECIAL | CB_NO_BOS. 0, CB_TOO_SMALL (as cb_detokenize), CB_NO_TEMPLATE, CB_BAD_UTF8,
  * CB_INVALID, CB_NO_MEMORY. */
-CB_API int cb_chat(struct cb_handle *h, const struct cb_chat_message *messages, size_t n,
-                   char *text, size_t bytes_max, size_t *bytesp);
+CB_API int cb_chat(struct cb_handle *h, const struct cb_chat_turn *messages, size_t n, char *text,
+                   size_t bytes_max, size_t *bytesp);
 
 #ifdef __cplusplus
 }

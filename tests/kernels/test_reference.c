@@ -37,6 +37,26 @@ Test(reference, gates)
     ops_check_gate_up(&subject);
 }
 
+Test(reference, makes_queries_keys_values)
+{
+    ops_check_qkv(&subject);
+}
+
+Test(reference, attends)
+{
+    ops_check_attention(&subject);
+}
+
+Test(reference, forgets_pages)
+{
+    ops_check_reused_pages(&subject);
+}
+
+Test(reference, copies_pages)
+{
+    ops_check_copied_pages(&subject);
+}
+
 Test(reference, heads)
 {
     ops_check_head(&subject);

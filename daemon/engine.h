@@ -106,7 +106,8 @@ struct request_info { /* what an operator asks about one */
 };
 void engine_request_info(const struct request *r, struct request_info *info);
 
-/* The batch of the last step, in the scheduler's order; empty after an idle one. */
+/* The batch of the last step, in the scheduler's order; empty after an idle one. Requests in it
+ * that have ended are as they ended, until the next engine_submit. */
 const struct batch *engine_batch(const struct engine *e);
 
 /* Audits every invariant of requests, lists, tables and blocks: 0, or -EUCLEAN and *whyp a

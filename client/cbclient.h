@@ -166,7 +166,8 @@ static inline void cb_options_init(struct cb_options *options)
 /* Connects. options may be NULL and need not outlive the call. On 0 *handlep is the caller's to
  * cb_close; else it is NULL. Blocks for the handshake, at most 2 s after a daemon was found.
  *   CB_NO_DAEMON CB_UNTRUSTED CB_DENIED CB_VERSION CB_QUOTA CB_DRAINING CB_NO_MEMORY CB_SYSTEM
- *   CB_INVALID CB_BAD_RECORD (the daemon's answer makes no sense) */
+ *   CB_LOST (it hung up meanwhile) CB_TIMEOUT (it did not answer)
+ *   CB_BAD_RECORD (its answer makes no sense) CB_INVALID */
 CB_API int cb_open(struct cb_handle **handlep, const struct cb_options *options);
 
 /* Ends what still runs and frees all; every pointer got from the handle dies. NULL is fine. */
@@ -180,7 +181,9 @@ struct cb_info {
     uint32_t lane_id;                 /* as `cbctl clients` shows it */
     uint32_t has_chat;                /* 1: cb_chat works */
     uint64_t arena_bytes, pool_bytes; /* granted */
-    uint64_t reserved[8];
+    uint64_t
+        wake_missed; /* results that came without a wake and were found late; a fault, if not 0 */
+    uint64_t reserved[7];
 };
 #define CB_NO_TOKEN 0xffffffffu
 
@@ -207,7 +210,7 @@ struct cb_string {
     size_t n;
 };
 
-struct cb_chat_turn {
+struct cb_chat_message {
     const char *role; /* "system", "user", "assistant"; 0-terminated */
     const char *content;
     size_t content_bytes; /* 0: content is 0-terminated */
@@ -253,10 +256,11 @@ struct cb_request {
     size_t size;
     const uint32_t *ids; /* the prompt, exactly one of: ids [n_ids] ... */
     size_t n_ids;
-    const char *text;                    /* ... or UTF-8 text without a NUL ... */
-    size_t text_bytes;                   /* (0: text is 0-terminated) */
-    const struct cb_chat_turn *messages; /* ... or a chat [n_messages], rendered by the model's */
-    size_t n_messages;                   /* template, the assistant's turn next */
+    const char *text;  /* ... or UTF-8 text without a NUL ... */
+    size_t text_bytes; /* (0: text is 0-terminated) */
+    const struct cb_chat_message
+        *messages;     /* ... or a chat [n_messages], rendered by the model's */
+    size_t n_messages; /* template, the assistant's turn next */
     uint32_t flags;
     uint32_t max_new_tokens;  /* CB_NO_LIMIT by default */
     float temperature;        /* 0, the default: greedy */
@@ -430,8 +434,8 @@ CB_API void cb_detokenizer_free(struct cb_detokenizer *d); /* NULL is fine */
 /* Renders a chat by the model's template, the assistant's turn next; tokenize it with
  * CB_PARSE_SPECIAL | CB_NO_BOS. 0, CB_TOO_SMALL (as cb_detokenize), CB_NO_TEMPLATE, CB_BAD_UTF8,
  * CB_INVALID, CB_NO_MEMORY. */
-CB_API int cb_chat(struct cb_handle *h, const struct cb_chat_turn *messages, size_t n, char *text,
-                   size_t bytes_max, size_t *bytesp);
+CB_API int cb_chat(struct cb_handle *h, const struct cb_chat_message *messages, size_t n,
+                   char *text, size_t bytes_max, size_t *bytesp);
 
 #ifdef __cplusplus
 }

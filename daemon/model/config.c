@@ -146,9 +146,9 @@ static int read_heads(const struct reader *r, struct config *c)
         return err;
     if (c->n_heads % c->n_kv_heads != 0)
         return model_refuse(r->message, -EINVAL,
-                            "%s: key '%s.attention.head_count' is %" PRIu32
-                            ", which is no multiple of head_count_kv %" PRIu32,
-                            gguf_path(r->g), r->arch, c->n_heads, c->n_kv_heads);
+                            "%s: key '%s.attention.head_count_kv' is %" PRIu32
+                            ", which does not divide head_count %" PRIu32,
+                            gguf_path(r->g), r->arch, c->n_kv_heads, c->n_heads);
     c->head_dim = c->n_embd % c->n_heads == 0 ? c->n_embd / c->n_heads : 0; /* 0: refused below */
     err = read_u32(r, "attention.key_length", OPTIONAL, 2, 1024, &c->head_dim);
     value_length = c->head_dim;
@@ -158,10 +158,10 @@ static int read_heads(const struct reader *r, struct config *c)
         return err;
     if (c->head_dim < 2 || c->head_dim > 1024 || c->head_dim % 2 != 0)
         return model_refuse(r->message, -EINVAL,
-                            "%s: a head has %" PRIu32 " dimensions (key '%s.attention.key_length', "
-                            "or embedding_length / head_count); an even number from 2 to 1024 is "
-                            "possible",
-                            gguf_path(r->g), c->head_dim, r->arch);
+                            "%s: heads need an even number of dimensions, 2 to 1024: neither key "
+                            "'%s.attention.key_length' nor embedding_length %" PRIu32
+                            " / '%s.attention.head_count' %" PRIu32 " gives one",
+                            gguf_path(r->g), r->arch, c->n_embd, r->arch, c->n_heads);
     if (value_length != c->head_dim)
         return model_refuse(r->message, -ENOTSUP,
                             "%s: key '%s.attention.value_length' is %" PRIu32

@@ -1,0 +1,174 @@
+/* Whole model files that must not open, each with the sentence that says why; and one that does. */
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/model/model.h"
+#include "tests/util/memory_file.h"
+#include "tests/util/tiny.h"
+
+static struct model_config config_of(const char *path)
+{
+    return (struct model_config){
+        .path = path,
+        .backend = "reference",
+        .kv_dtype = DTYPE_F32,
+        .page_size = 16,
+        .max_batch_tokens = 32,
+        .max_batch_seqs = 4,
+    };
+}
+
+static void refuse_config(const struct model_config *config, int error, const char *part)
+{
+    char message[MODEL_MESSAGE_MAX] = "";
+    struct model *m = NULL;
+    int r = model_open(&m, config, message);
+
+    cr_expect_eq(r, error, "%d, not %d: %s", r, error, message);
+    cr_expect(strstr(message, part), "no \"%s\" in: %s", part, message);
+    model_free(r ? NULL : m);
+}
+
+/* Takes o. */
+static void refuse(struct gguf_out *o, int error, const char *part)
+{
+    char path[MEMORY_FILE_PATH_MAX];
+    int fd = memory_file_gguf(o, path);
+    struct model_config config = config_of(path);
+
+    refuse_config(&config, error, part);
+    close(fd);
+}
+
+Test(open, tells_what_it_opened)
+{
+    char path[MEMORY_FILE_PATH_MAX], message[MODEL_MESSAGE_MAX];
+    struct tiny t = tiny_default();
+    int fd = memory_file_gguf(tiny_new(&t), path);
+    struct model_config config = config_of(path);
+    const struct model_info *info;
+    struct model *m;
+    uint64_t first[2];
+
+    cr_assert_eq(model_open(&m, &config, message), 0, "%s", message);
+    info = model_info(m);
+    cr_expect_str_eq(info->name, "tiny");
+    cr_expect_str_eq(info->arch, "llama");
+    cr_expect(info->n_vocab == TINY_VOCAB && info->n_context == 256 && info->n_layers == 2);
+    cr_expect(info->page_size == 16 && info->n_blocks == 8 * 256 / 16);
+    cr_expect_eq(info->block_bytes, 2u * 2 * 2 * 16 * 16 * sizeof(float));
+    cr_expect(info->n_eos == 1 && info->eos[0] == 0 && info->bos == 0xffffffff && !info->add_bos);
+    cr_expect_not_null(model_vocab(m));
+    cr_expect_str_eq(info->caps.name, "reference");
+    memcpy(first, info->fingerprint, sizeof first);
+    model_free(m);
+
+    /* The same file again; then one value of one tensor differs; then only the cache's type. */
+    cr_assert_eq(model_open(&m, &config, message), 0);
+    cr_expect(memcmp(first, model_info(m)->fingerprint, sizeof first) == 0);
+    model_free(m);
+    config.kv_dtype = DTYPE_BF16;
+    cr_assert_eq(model_open(&m, &config, message), 0);
+    cr_expect(memcmp(first, model_info(m)->fingerprint, sizeof first) != 0);
+    model_free(m);
+    config.kv_dtype = DTYPE_F32;
+    cr_assert_eq(pwrite(fd, "\x01", 1, lseek(fd, -4, SEEK_END)), 1);
+    cr_assert_eq(model_open(&m, &config, message), 0);
+    cr_expect(memcmp(first, model_info(m)->fingerprint, sizeof first) != 0);
+    model_free(m);
+    close(fd);
+}
+
+Test(open, parts_that_are_missing_or_misshapen)
+{
+    static const float zeros[2 * 160 * 64];
+    struct tiny t = tiny_default(), other = t;
+    struct gguf_out *o = gguf_out_new(3);
+
+    tiny_keys(o, &t);
+    tiny_tensors(o, &t);
+    refuse(o, -ENOTSUP, "tokenizer.ggml.model"); /* no tokenizer at all */
+
+    o = gguf_out_new(3);
+    tiny_keys(o, &t);
+    tiny_vocab(o);
+    refuse(o, -EINVAL, "tensor 'token_embd.weight' is missing");
+
+    other.n_layers = 1;
+    o = gguf_out_new(3);
+    tiny_keys(o, &t);
+    tiny_vocab(o);
+    tiny_tensors(o, &other);
+    refuse(o, -EINVAL, "tensor 'blk.1.attn_norm.weight' is missing");
+
+    o = gguf_out_new(3);
+    tiny_keys(o, &other);
+    tiny_vocab(o);
+    tiny_tensors(o, &t);
+    refuse(o, -ENOTSUP, "tensor 'blk.1.attn_norm.weight' at byte");
+
+    other = t;
+    other.n_ff = 96;
+    o = gguf_out_new(3);
+    tiny_keys(o, &t);
+    tiny_vocab(o);
+    tiny_tensors(o, &other);
+    refuse(o, -EINVAL, "has the shape [64, 96, 1, 1]; the keys of the file ask for [64, 160]");
+
+    o = tiny_new(&t);
+    gguf_out_tensor(o, "blk.0.ffn_gate.bias", DTYPE_F32, 0, 160, zeros);
+    refuse(o, -ENOTSUP, "tensor 'blk.0.ffn_gate.bias' at byte");
+
+    o = tiny_new(&t);
+    gguf_out_tensor(o, "rope_freqs.weight", DTYPE_F32, 0, 8, zeros);
+    refuse(o, -EINVAL, "'rope_freqs.weight': value 0 is 0");
+}
+
+Test(open, cut_anywhere)
+{
+    char path[MEMORY_FILE_PATH_MAX], message[MODEL_MESSAGE_MAX];
+    struct tiny t = tiny_default();
+    struct gguf_out *o;
+    struct model *m;
+    size_t n;
+    uint8_t *file;
+
+    t.n_layers = 1;
+    t.n_embd = 32;
+    t.n_ff = 32;
+    o = tiny_new(&t);
+    file = gguf_out_finish(o, &n);
+    for (size_t cut = 0; cut < n; cut += 97) {
+        int fd = memory_file(file, cut, path);
+        struct model_config config = config_of(path);
+
+        cr_assert_lt(model_open(&m, &config, message), 0, "cut at %zu", cut);
+        close(fd);
+    }
+    free(file);
+    gguf_out_free(o);
+}
+
+Test(open, settings_that_do_not_fit)
+{
+    char path[MEMORY_FILE_PATH_MAX];
+    struct tiny t = tiny_default();
+    int fd = memory_file_gguf(tiny_new(&t), path);
+    struct model_config config = config_of(path);
+
+    config.backend = "abacus";
+    refuse_config(&config, -ENOTSUP, "backend 'abacus' is not known");
+    config = config_of(path);
+    config.backend_config.isa = "mmx";
+    refuse_config(&config, -ENOTSUP, "backend 'reference': ");
+    config = config_of(path);
+    config.n_blocks = 0xfffffff0; /* petabytes */
+    refuse_config(&config, -ENOMEM, "num_blocks");
+    close(fd);
+    config = config_of("/nonexistent/model.gguf");
+    refuse_config(&config, -ENOENT, "/nonexistent/model.gguf: cannot open the model file: No such");
+}

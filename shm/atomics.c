@@ -1,5 +1,5 @@
-/* Copies between private and shared memory by relaxed atomic words, so that each foreign byte is loaded
- * exactly once and races with a hostile writer are defined behaviour. */
+/* Copies between private and shared memory by relaxed atomic words, so that each foreign byte is
+ * loaded exactly once and races with a hostile writer are defined behaviour. */
 #include "shm/atomics.h"
 
 void cb_copy_in(void *dst, const void *src, size_t bytes)

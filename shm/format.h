@@ -41,8 +41,7 @@
 #define CB_STOP_IDS_MAX 64u
 #define CB_NAME_MAX     64u
 
-/* ---- UP
- * ------------------------------------------------------------------------------------------ */
+/* ---- UP -------------------------------------------------------------------------------------- */
 
 struct cb_up_hot {
     /* client; release, then a full fence before it looks at doze: publishes request entries */
@@ -131,8 +130,7 @@ static_assert(sizeof(struct cb_option_head) == 8, "format 1");
 #define CB_OPTION_STOP_STRINGS (CB_OPTION_MUST | 2u) /* each: u32 bytes, the bytes, zeros to 4 */
 #define CB_OPTION_RESUME       (CB_OPTION_MUST | 3u) /* feature resume: child index, fingerprint */
 
-/* ---- DOWN
- * ---------------------------------------------------------------------------------------- */
+/* ---- DOWN ------------------------------------------------------------------------------------ */
 
 /* Sizes and places; the same words go in WELCOME, and the client compares the two. */
 struct cb_geometry {

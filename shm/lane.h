@@ -254,8 +254,9 @@ int cb_lane_client_park(struct cb_lane_client *lc, uint32_t *bellp);
 void cb_lane_client_unpark(struct cb_lane_client *lc);
 const cb_atomic32 *cb_lane_client_bell_word(const struct cb_lane_client *lc);
 
-/* enum cb_closed, and CB_NOTICE_* bits: relaxed; at each submit, poll and wait. */
+/* enum cb_closed, and CB_NOTICE_* bits; at each submit, poll and wait. A notice that changed since
+ * it was last read here keeps park from sleeping. */
 uint32_t cb_lane_client_closed(const struct cb_lane_client *lc);
-uint32_t cb_lane_client_notice(const struct cb_lane_client *lc);
+uint32_t cb_lane_client_notice(struct cb_lane_client *lc);
 
 #endif

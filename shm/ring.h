@@ -12,6 +12,7 @@
 #ifndef CB_SHM_RING_H
 #define CB_SHM_RING_H
 
+#include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -23,8 +24,9 @@ struct cb_ring_out {
     const cb_atomic64 *taken_word;
     unsigned char *entries;
     uint32_t capacity, stride;
-    uint64_t sent;  /* entries written, published or not */
-    uint64_t taken; /* last accepted claim of the peer   */
+    uint64_t sent;      /* entries written              */
+    uint64_t published; /* of these, visible to the peer */
+    uint64_t taken;     /* last accepted claim of the peer */
 };
 
 /* The receiving end. */

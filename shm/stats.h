@@ -38,7 +38,7 @@ struct cb_stats_boot {
 };
 
 struct cb_stats_page {
-    uint64_t magic;
+    cb_atomic64 magic; /* release, last: what follows is complete */
     uint32_t version;
     uint32_t n_counters;
     uint32_t counters_off; /* from the page's start */

@@ -1,0 +1,281 @@
+/* All checks are here and nowhere else, on copies that no other process can reach. Offsets are
+ * compared by subtraction, since a sum of two foreign numbers may wrap; sums are made in 64 bits of
+ * 32-bit numbers only. */
+#include "shm/message.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <math.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "shm/utf8.h"
+
+static size_t pad(size_t n, size_t align)
+{
+    return (n + align - 1) & ~(align - 1);
+}
+
+static enum cb_status bad(uint32_t detail[2], enum cb_status status, uint64_t a, uint64_t b)
+{
+    detail[0] = a > UINT32_MAX ? UINT32_MAX : (uint32_t)a;
+    detail[1] = b > UINT32_MAX ? UINT32_MAX : (uint32_t)b;
+    return status;
+}
+
+/* ---- client -----------------------------------------------------------------------------------
+ */
+
+void cb_message_init(struct cb_request_entry *entry)
+{
+    *entry = (struct cb_request_entry){
+        .op = CB_OP_GENERATE, .n_children = 1, .top_p = 1.0f, .max_new_tokens = CB_NO_LIMIT};
+}
+
+static size_t stops_bytes(const struct cb_message_options *options)
+{
+    size_t bytes = 0;
+
+    for (uint32_t i = 0; i < options->n_stops; i++)
+        bytes += 4 + pad(options->stops[i].n, 4);
+    return bytes;
+}
+
+size_t cb_message_options_bytes(const struct cb_message_options *options)
+{
+    size_t bytes = 0;
+
+    if (options->n_stop_ids)
+        bytes += sizeof(struct cb_option_head) + pad(4ull * options->n_stop_ids, 8);
+    if (options->n_stops)
+        bytes += sizeof(struct cb_option_head) + pad(stops_bytes(options), 8);
+    return bytes;
+}
+
+static unsigned char *build_head(unsigned char *at, uint16_t type, size_t bytes)
+{
+    struct cb_option_head head = {.type = type, .bytes = (uint32_t)bytes};
+
+    memcpy(at, &head, sizeof head);
+    return at + sizeof head;
+}
+
+void cb_message_options_build(const struct cb_message_options *options, void *block)
+{
+    unsigned char *at = block;
+
+    memset(block, 0, cb_message_options_bytes(options));
+    if (options->n_stop_ids) {
+        at = build_head(at, CB_OPTION_STOP_IDS, 4ull * options->n_stop_ids);
+        memcpy(at, options->stop_ids, 4ull * options->n_stop_ids);
+        at += pad(4ull * options->n_stop_ids, 8);
+    }
+    if (options->n_stops) {
+        at = build_head(at, CB_OPTION_STOP_STRINGS, stops_bytes(options));
+        for (uint32_t i = 0; i < options->n_stops; i++) {
+            uint32_t n = (uint32_t)options->stops[i].n;
+
+            memcpy(at, &n, sizeof n);
+            memcpy(at + 4, options->stops[i].bytes, n);
+            at += 4 + pad(n, 4);
+        }
+    }
+}
+
+/* ---- daemon: the entry ----------------------------------------------------------------------- */
+
+static enum cb_status check_shape(const struct cb_request_entry *e,
+                                  const struct cb_message_limits *limits, uint32_t detail[2])
+{
+    if (e->op != CB_OP_GENERATE)
+        return bad(detail, CB_BAD_OPTION, e->op, 0);
+    if (e->flags & CB_FLAGS_MUST & ~CB_FLAGS_UNDERSTOOD)
+        return bad(detail, CB_BAD_OPTION, e->flags & CB_FLAGS_MUST & ~CB_FLAGS_UNDERSTOOD, 0);
+    for (size_t i = 0; i < sizeof e->reserved / sizeof e->reserved[0]; i++) {
+        if (e->reserved[i])
+            return bad(detail, CB_BAD_OPTION, e->reserved[i], 0);
+    }
+    if (e->slot >= limits->n_slots)
+        return bad(detail, CB_BAD_SLOT, e->slot, limits->n_slots);
+    if (e->gen == 0 || e->gen > CB_GEN_MASK)
+        return bad(detail, CB_BAD_GENERATION, e->gen, 0);
+    if (e->n_children != 1)
+        return bad(detail, CB_BAD_OPTION, e->n_children, 0);
+    if (e->resume_from)
+        return bad(detail, CB_BAD_OPTION, e->resume_from, 0);
+    if (e->planes & ~CB_PLANES_UNDERSTOOD)
+        return bad(detail, CB_BAD_PLANES, e->planes, 0);
+    if (e->priority > UINT8_MAX)
+        return bad(detail, CB_BAD_OPTION, e->priority, 0);
+    return CB_OK;
+}
+
+static enum cb_status check_sampling(struct cb_request_entry *e,
+                                     const struct cb_message_limits *limits, uint32_t detail[2])
+{
+    /* Written so that NaN fails. */
+    if (!(e->temperature >= 0.0f) || isinf(e->temperature))
+        return bad(detail, CB_BAD_TEMPERATURE, 0, 0);
+    if (!(e->top_p > 0.0f && e->top_p <= 1.0f))
+        return bad(detail, CB_BAD_TOP_P, 0, 0);
+    if (e->temperature == 0.0f)
+        e->temperature = 0.0f; /* -0 is 0 */
+    if (e->top_k > limits->n_vocab)
+        e->top_k = limits->n_vocab;
+    return CB_OK;
+}
+
+static enum cb_status check_lengths(struct cb_request_entry *e,
+                                    const struct cb_message_limits *limits, uint32_t detail[2])
+{
+    uint64_t prompt_bytes = 4ull * e->n_prompt;
+    uint64_t n_total = e->n_prompt;
+
+    if (e->n_prompt == 0)
+        return bad(detail, CB_EMPTY_PROMPT, 0, 0);
+    if (e->max_new_tokens != CB_NO_LIMIT)
+        n_total += e->max_new_tokens;
+    if (n_total > limits->n_context)
+        return bad(detail, CB_TOO_LONG, n_total, limits->n_context);
+    if (e->max_new_tokens == CB_NO_LIMIT)
+        e->max_new_tokens = limits->n_context - e->n_prompt;
+    if (e->prompt_off % 4 || e->prompt_off > limits->arena_bytes ||
+        prompt_bytes > limits->arena_bytes - e->prompt_off)
+        return bad(detail, CB_BAD_BOUNDS, 0, 0);
+    if (e->opt_len == 0)
+        return CB_OK;
+    if (e->opt_len > CB_OPTIONS_MAX || e->opt_len % 8 || e->opt_off % 8 ||
+        e->opt_off > limits->arena_bytes || e->opt_len > limits->arena_bytes - e->opt_off)
+        return bad(detail, CB_BAD_BOUNDS, 0, 0);
+    return CB_OK;
+}
+
+enum cb_status cb_message_check(struct cb_request_entry *entry,
+                                const struct cb_message_limits *limits, uint32_t detail[2])
+{
+    enum cb_status status = check_shape(entry, limits, detail);
+
+    if (status == CB_OK)
+        status = check_lengths(entry, limits, detail);
+    if (status == CB_OK)
+        status = check_sampling(entry, limits, detail);
+    return status;
+}
+
+enum cb_status cb_message_check_ids(const uint32_t *ids, uint32_t n, uint32_t n_vocab,
+                                    uint32_t detail[2])
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (ids[i] >= n_vocab)
+            return bad(detail, CB_BAD_TOKEN, ids[i], n_vocab);
+    }
+    return CB_OK;
+}
+
+/* ---- daemon: the option block ---------------------------------------------------------------- */
+
+static bool is_zero(const unsigned char *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (bytes[i])
+            return false;
+    }
+    return true;
+}
+
+static enum cb_status parse_stop_ids(const unsigned char *value, size_t bytes, uint32_t n_vocab,
+                                     struct cb_message_parsed *parsed, uint32_t detail[2])
+{
+    size_t n = bytes / 4;
+
+    if (bytes % 4)
+        return bad(detail, CB_BAD_OPTION, CB_OPTION_STOP_IDS, 0);
+    if (n > CB_STOP_IDS_MAX)
+        return bad(detail, CB_BAD_STOP, n, CB_STOP_IDS_MAX);
+    parsed->stop_ids = (const uint32_t *)(const void *)value;
+    parsed->n_stop_ids = (uint32_t)n;
+    return cb_message_check_ids(parsed->stop_ids, parsed->n_stop_ids, n_vocab, detail);
+}
+
+static enum cb_status parse_stops(const unsigned char *value, size_t bytes,
+                                  struct cb_message_parsed *parsed, uint32_t detail[2])
+{
+    size_t off = 0;
+
+    while (off < bytes) {
+        uint32_t n;
+
+        if (bytes - off < sizeof n)
+            return bad(detail, CB_BAD_OPTION, CB_OPTION_STOP_STRINGS, 0);
+        memcpy(&n, value + off, sizeof n);
+        off += sizeof n;
+        /* The limit first: then the padding can't wrap. */
+        if (n == 0 || n > CB_STOP_BYTES_MAX)
+            return bad(detail, CB_BAD_STOP, n, CB_STOP_BYTES_MAX);
+        if (pad(n, 4) > bytes - off || !is_zero(value + off + n, pad(n, 4) - n))
+            return bad(detail, CB_BAD_OPTION, CB_OPTION_STOP_STRINGS, 0);
+        switch (cb_stops_add(&parsed->stops, value + off, n)) {
+        case 0:
+            break;
+        case -EILSEQ:
+            return bad(detail, CB_BAD_UTF8, cb_utf8_valid(value + off, n), 0);
+        default:
+            return bad(detail, CB_BAD_STOP, CB_STOPS_MAX + 1, CB_STOPS_MAX);
+        }
+        off += pad(n, 4);
+    }
+    return CB_OK;
+}
+
+static enum cb_status parse_option(uint16_t type, const unsigned char *value, size_t bytes,
+                                   uint32_t n_vocab, struct cb_message_parsed *parsed,
+                                   uint32_t detail[2])
+{
+    switch (type) {
+    case CB_OPTION_STOP_IDS:
+        return parse_stop_ids(value, bytes, n_vocab, parsed, detail);
+    case CB_OPTION_STOP_STRINGS:
+        return parse_stops(value, bytes, parsed, detail);
+    default:
+        if (type & CB_OPTION_MUST)
+            return bad(detail, CB_BAD_OPTION, type, 0);
+        return CB_OK;
+    }
+}
+
+enum cb_status cb_message_parse_options(const void *block, size_t bytes, uint32_t n_vocab,
+                                        struct cb_message_parsed *parsed, uint32_t detail[2])
+{
+    const unsigned char *at = block;
+    uint8_t seen[65536 / 8] = {0}; /* a bit a type */
+    size_t left = bytes;
+
+    assert(((uintptr_t)block & 7) == 0);
+    parsed->stop_ids = NULL;
+    parsed->n_stop_ids = 0;
+    cb_stops_init(&parsed->stops);
+    while (left) {
+        enum cb_status status;
+        struct cb_option_head head;
+
+        if (left < sizeof head)
+            return bad(detail, CB_BAD_OPTION, 0, 0);
+        memcpy(&head, at, sizeof head);
+        at += sizeof head;
+        left -= sizeof head;
+        if (head.reserved || seen[head.type / 8] & 1u << head.type % 8)
+            return bad(detail, CB_BAD_OPTION, head.type, 0);
+        seen[head.type / 8] |= (uint8_t)(1u << head.type % 8);
+        /* The value first, then its padding: pad() of a huge length would wrap on small machines.
+         */
+        if (head.bytes > left || pad(head.bytes, 8) > left ||
+            !is_zero(at + head.bytes, pad(head.bytes, 8) - head.bytes))
+            return bad(detail, CB_BAD_OPTION, head.type, 0);
+        status = parse_option(head.type, at, head.bytes, n_vocab, parsed, detail);
+        if (status != CB_OK)
+            return status;
+        at += pad(head.bytes, 8);
+        left -= pad(head.bytes, 8);
+    }
+    return CB_OK;
+}

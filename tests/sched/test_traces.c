@@ -265,7 +265,12 @@ Test(traces, under_pressure_all_end)
     size_t i;
     json_array_foreach(json_object_get(root, "pressure"), i, w)
     {
-        replay(&p, root, w, 0);
+        /* The one of them that depends on nothing but whose blocks are taken. */
+        bool exact = strcmp(json_string_value(json_object_get(w, "name")), "two-outgrow") == 0;
+        replay(&p, root, w, exact ? SIZE_MAX : 0);
+        if (exact)
+            compare_ends(&p, w);
+        cr_expect_str_empty(p.why, "two-outgrow: %s", p.why);
         cr_expect_eq(p.n_ended, p.n_requests);
         for (size_t k = 0; k < p.n_requests; k++)
             cr_expect_neq(p.requests[k].finish, FINISH_ERROR);

@@ -145,7 +145,8 @@ Test(config, out_of_bounds)
     refuse_u32("llama.feed_forward_length", 1u << 31, -EINVAL, "to 1048576");
     refuse_u32("llama.context_length", 0, -EINVAL, "is 0");
     refuse_u32("llama.attention.head_count", 0, -EINVAL, "is 0");
-    refuse_u32("llama.attention.head_count", 64, -EINVAL, "is 64"); /* heads of one dimension */
+    refuse_u32("llama.attention.head_count", 64, -EINVAL,
+               "even number"); /* heads of one dimension */
     refuse_u32("llama.attention.head_count", 3, -EINVAL, "even number"); /* 64 / 3 */
     refuse_u32("llama.attention.head_count_kv", 0, -EINVAL, "is 0");
     refuse_u32("llama.attention.head_count_kv", 3, -EINVAL, "does not divide head_count 4");

@@ -1,0 +1,39 @@
+/* The default model's distributions over 8 recorded texts, fed the recorded tokens. */
+#include <criterion/criterion.h>
+#include <math.h>
+
+#include "tests/model/common.h"
+#include "tests/util/score.h"
+
+static struct score score(const char *backend, enum dtype kv_dtype)
+{
+    const struct backend_config backend_config = {0};
+    char message[MODEL_MESSAGE_MAX];
+    struct score s;
+
+    cr_assert_eq(score_model(&s, default_model(), backend, &backend_config, kv_dtype,
+                             "tests/data/smollm2/teacher.safetensors", 0, message),
+                 0, "%s", message);
+    cr_assert_eq(s.n_positions, 2048);
+    return s;
+}
+
+Test(teacher, reference_has_the_recorded_distributions)
+{
+    struct score s = score("reference", DTYPE_F32);
+
+    cr_expect(s.mean_kl <= 1e-5, "mean KL %g", s.mean_kl);
+    cr_expect(s.top1_agreement >= 0.999, "agreement %g", s.top1_agreement);
+    cr_expect(fabs(s.ppl / s.ref_ppl - 1) <= 1e-4, "perplexity %g, recorded %g", s.ppl, s.ref_ppl);
+    cr_expect_eq(s.n_disagree_wide, 0);
+}
+
+Test(teacher, cpu_is_as_close_as_8_bit_activations_allow)
+{
+    struct score s = score("cpu", DTYPE_BF16);
+
+    cr_expect(s.mean_kl <= 0.0033, "mean KL %g", s.mean_kl);
+    cr_expect(s.top1_agreement >= 0.945, "agreement %g", s.top1_agreement);
+    cr_expect(fabs(s.ppl / s.ref_ppl - 1) <= 0.01, "perplexity %g, recorded %g", s.ppl, s.ref_ppl);
+    cr_expect(s.n_disagree_wide <= 2, "%u wide disagreements", s.n_disagree_wide);
+}

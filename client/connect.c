@@ -1,0 +1,488 @@
+/* client/connect.c - finds a daemon, shakes hands, maps the lane; and gives it all back.
+ *
+ * The socket's path is only where to look: whom to trust is decided by SO_PEERCRED, for /tmp/cbd-UID may
+ * be anybody's. Every number in WELCOME is checked before anything is mapped by it: a daemon of
+ * another build must lead to a status, not to a crash.
+ *
+ * The segments are not inherited by fork(). A child must not even try, so the handle owns a page which
+ * the kernel wipes in children: one load tells, without a system call. */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <gnu/libc-version.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shm/doorbell.h"
+
+#define HANDSHAKE_NS    2000000000ull
+#define LOOK_AGAIN_NS   20000000ull /* for a daemon that is not there yet */
+#define SPIN_NS_MAX     50000ull
+#define N_DESCRIPTORS   4 /* UP, DOWN, STATUS, VOCAB */
+#define N_SLOTS_ASKABLE CB_SLOTS_MAX
+
+static_assert((int)CB_END_EOS == CB_FINISH_EOS && (int)CB_END_STOP == CB_FINISH_STOP &&
+                  (int)CB_END_LENGTH == CB_FINISH_LENGTH &&
+                  (int)CB_END_CANCELLED == CB_FINISH_CANCELLED &&
+                  (int)CB_END_DEADLINE == CB_FINISH_DEADLINE &&
+                  (int)CB_END_ERROR == CB_FINISH_ERROR,
+              "cbclient.h spells format.h out");
+
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+uint64_t cb_now_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+uint64_t cb_now_coarse_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC_COARSE);
+}
+
+static void sleep_ns(uint64_t ns)
+{
+    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    nanosleep(&t, NULL);
+}
+
+/* ---- finding it ------------------------------------------------------------------------------------ */
+
+static bool trusted(uid_t uid, const struct cb_options *options)
+{
+    if (uid == 0 || uid == geteuid())
+        return true;
+    for (size_t i = 0; i < options->n_trusted_uids; i++)
+        if (options->trusted_uids[i] == uid)
+            return true;
+    return false;
+}
+
+/* The status of a failed look: the one that says more stays. */
+static int worse(int a, int b)
+{
+    static const int order[] = {CB_NO_DAEMON, CB_UNTRUSTED, CB_DENIED};
+    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
+        if (order[i] == a)
+            return b;
+        if (order[i] == b)
+            return a;
+    }
+    return a;
+}
+
+/* Connects to run_dir/instance/sock. A descriptor, or a status kept for cb_message. */
+static int try_dir(const char *run_dir, const char *instance, const struct cb_options *options)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int n = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s/sock", run_dir, instance);
+    if (n < 0 || (size_t)n >= sizeof(address.sun_path))
+        return cb_fail_at("the path of the run directory is too long for a socket", CB_INVALID, 0,
+                          0);
+    int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (sock < 0)
+        return cb_fail_errno("socket", errno);
+
+    uint64_t end = cb_now_ns() + HANDSHAKE_NS;
+    int r = connect(sock, (struct sockaddr *)&address, sizeof(address));
+    while (r && errno == EAGAIN && cb_now_ns() < end) { /* its backlog is full */
+        sleep_ns(1000000);
+        r = connect(sock, (struct sockaddr *)&address, sizeof(address));
+    }
+    if (r) {
+        int errnum = errno;
+        close(sock);
+        if (errnum == EACCES || errnum == EPERM)
+            return cb_fail_at(address.sun_path, CB_DENIED, 0, 0);
+        if (errnum == ENOENT || errnum == ECONNREFUSED || errnum == ENOTDIR || errnum == EAGAIN ||
+            errnum == EPROTOTYPE)
+            return cb_fail_at(address.sun_path, CB_NO_DAEMON, 0, 0);
+        return cb_fail_errno(address.sun_path, errnum);
+    }
+
+    struct ucred peer;
+    socklen_t bytes = sizeof(peer);
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) || !trusted(peer.uid, options)) {
+        close(sock);
+        return cb_fail_at(address.sun_path, CB_UNTRUSTED, 0, 0);
+    }
+    return sock;
+}
+
+static int try_all(const char *instance, const struct cb_options *options)
+{
+    char path[128];
+    const char *dir;
+    int status = CB_NO_DAEMON, r;
+    if (options->run_dir)
+        return try_dir(options->run_dir, instance, options);
+
+    for (int i = 0; i < 4; i++) {
+        dir = path;
+        if (i == 0) {
+            dir = getenv("CBD_RUNTIME_DIR");
+        } else if (i == 1) {
+            dir = getenv("XDG_RUNTIME_DIR");
+            if (dir && snprintf(path, sizeof(path), "%s/cbd", dir) < (int)sizeof(path))
+                dir = path;
+        } else if (i == 2) {
+            dir = "/run/cbd";
+        } else {
+            snprintf(path, sizeof(path), "/tmp/cbd-%u", (unsigned)geteuid());
+        }
+        if (!dir || !*dir)
+            continue;
+        r = try_dir(dir, instance, options);
+        if (r >= 0 || (r != CB_NO_DAEMON && r != CB_UNTRUSTED && r != CB_DENIED))
+            return r;
+        status = worse(status, r);
+    }
+    char where[96];
+    snprintf(where, sizeof(where), "instance '%.64s'", instance);
+    return cb_fail_at(where, status, 0, 0);
+}
+
+static int find(const struct cb_options *options)
+{
+    const char *instance = options->instance ? options->instance : "default";
+    if (!*instance || strchr(instance, '/') || instance[0] == '.')
+        return cb_fail_at("instance", CB_INVALID, 0, 0);
+    uint64_t begin = cb_now_ns();
+    for (;;) {
+        int r = try_all(instance, options);
+        if (r != CB_NO_DAEMON || !options->wait_ms)
+            return r;
+        uint64_t waited = cb_now_ns() - begin, all = (uint64_t)options->wait_ms * 1000000u;
+        if (options->wait_ms > 0 && waited >= all)
+            return r;
+        sleep_ns(options->wait_ms > 0 && all - waited < LOOK_AGAIN_NS ? all - waited
+                                                                      : LOOK_AGAIN_NS);
+    }
+}
+
+/* ---- the handshake --------------------------------------------------------------------------------- */
+
+static bool all_zero(const uint8_t *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (bytes[i])
+            return false;
+    return true;
+}
+
+static int send_hello(const struct cb_handle *h, const struct cb_options *options)
+{
+    struct cb_hello hello = {
+        .head = {CB_RECORD_MAGIC, CB_RECORD_HELLO, 0},
+        .format_min = CB_FORMAT,
+        .format_max = CB_FORMAT,
+        .word_size = CB_WORD_SIZE,
+        .endian = CB_ENDIAN,
+        .n_slots = options->n_slots,
+        .wake = h->kind == CB_KIND_EVENT_LOOP ? CB_WAKE_SOCKET : CB_WAKE_FUTEX,
+        .arena_bytes = options->arena_bytes,
+        .pool_bytes = options->pool_bytes,
+    };
+    snprintf(hello.libc, sizeof(hello.libc), "glibc-%s", gnu_get_libc_version());
+    snprintf(hello.name, sizeof(hello.name), "%s",
+             options->name ? options->name : program_invocation_short_name);
+    if (send(h->sock, &hello, sizeof(hello), MSG_NOSIGNAL) != (ssize_t)sizeof(hello))
+        return errno == EPIPE || errno == ECONNRESET
+                   ? cb_fail_at("the daemon hung up during the handshake", CB_LOST, 0, 0)
+                   : cb_fail_errno("sending HELLO", errno);
+    return 0;
+}
+
+/* One record with its descriptors, of which fds[] gets up to N_DESCRIPTORS, the rest -1. */
+static int receive(int sock, void *record, int fds[N_DESCRIPTORS])
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(int) * N_DESCRIPTORS)];
+    } control;
+    struct iovec piece = {record, CB_RECORD_BYTES};
+    struct msghdr message = {.msg_iov = &piece,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = sizeof(control)};
+    uint64_t end = cb_now_ns() + HANDSHAKE_NS;
+    int n_fds = 0;
+    ssize_t n;
+
+    for (int i = 0; i < N_DESCRIPTORS; i++)
+        fds[i] = -1;
+    for (;;) {
+        struct pollfd p = {sock, POLLIN, 0};
+        uint64_t now = cb_now_ns();
+        if (now >= end)
+            return cb_fail_at("the daemon did not answer within 2 s", CB_TIMEOUT, 0, 0);
+        poll(&p, 1, (int)((end - now) / 1000000u) + 1);
+        n = recvmsg(sock, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (n >= 0 || (errno != EAGAIN && errno != EINTR))
+            break;
+    }
+    if (n < 0 && errno != ECONNRESET)
+        return cb_fail_errno("receiving WELCOME", errno);
+    for (struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&message) : NULL; c;
+         c = CMSG_NXTHDR(&message, c)) {
+        if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+            continue;
+        size_t k = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < k && n_fds < N_DESCRIPTORS; i++)
+            memcpy(&fds[n_fds++], CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+    }
+    if (n <= 0)
+        return cb_fail_at("the daemon hung up during the handshake", CB_LOST, 0, 0);
+    if (n != CB_RECORD_BYTES || message.msg_flags & (MSG_TRUNC | MSG_CTRUNC))
+        return cb_fail_at("the daemon's answer", CB_BAD_RECORD, 0, 0);
+    return 0;
+}
+
+/* REFUSED in words: its status with its numbers. */
+static int refused(const void *record)
+{
+    struct cb_refused r;
+    memcpy(&r, record, sizeof(r));
+    if (r.status >= 0)
+        return cb_fail_at("the daemon's refusal", CB_BAD_RECORD, 0, 0);
+    return cb_fail_at("the daemon refused", r.status, r.detail[0], r.detail[1]);
+}
+
+static int check_welcome(const struct cb_welcome *w)
+{
+    if (w->head.magic != CB_RECORD_MAGIC || w->head.type != CB_RECORD_WELCOME || w->head.reserved ||
+        !all_zero(w->reserved, sizeof(w->reserved)))
+        return cb_fail_at("WELCOME", CB_BAD_RECORD, 0, 0);
+    if (w->format != CB_FORMAT)
+        return cb_fail(CB_VERSION);
+    if (w->features) /* none was offered */
+        return cb_fail_at("WELCOME's features", CB_BAD_RECORD, 0, 0);
+    if (cb_geometry_check(&w->geometry) || w->vocab_bytes > (uint64_t)1 << 40)
+        return cb_fail_at("WELCOME's geometry", CB_BAD_RECORD, 0, 0);
+    return 0;
+}
+
+static int map(struct cb_segment *s, int fd, size_t bytes, int writable)
+{
+    struct cb_why why;
+    int r = cb_segment_map(s, fd, bytes, writable, &why);
+    if (!r)
+        return 0;
+    cb_fail_at(why.text, r == -ENOMEM ? CB_NO_MEMORY : CB_BAD_RECORD, 0, 0);
+    return r == -ENOMEM ? CB_NO_MEMORY : CB_BAD_RECORD;
+}
+
+static int attach(struct cb_handle *h, const struct cb_welcome *w, const int fds[N_DESCRIPTORS])
+{
+    const struct cb_geometry *g = &h->geometry;
+    const struct cb_down_fixed *fixed;
+    size_t name_bytes, lane_bytes;
+    struct cb_piece *pieces;
+    int r;
+
+    h->geometry = w->geometry;
+    h->lane_id = w->lane_id;
+    for (int i = 0; i < N_DESCRIPTORS; i++)
+        if (fds[i] < 0)
+            return cb_fail_at("WELCOME's descriptors", CB_BAD_RECORD, 0, 0);
+    r = map(&h->up, fds[0], g->up_bytes, 1);
+    if (!r)
+        r = map(&h->down, fds[1], g->down_bytes, 0);
+    if (!r)
+        r = map(&h->vocab_segment, fds[3], w->vocab_bytes, 0);
+    if (r)
+        return r;
+    if (cb_vocab_attach(&h->vocab, h->vocab_segment.base, h->vocab_segment.bytes))
+        return cb_fail_at("the daemon's vocabulary", CB_BAD_RECORD, 0, 0);
+
+    lane_bytes = (cb_lane_client_bytes(g) + 127u) & ~(size_t)127u;
+    h->lane_memory = aligned_alloc(128, lane_bytes);
+    pieces = calloc(g->n_slots, sizeof(*pieces));
+    h->held = calloc(g->n_slots, sizeof(*h->held));
+    name_bytes = h->vocab.name_bytes;
+    h->model_name = calloc(1, name_bytes + 1);
+    if (!h->lane_memory || !pieces || !h->held || !h->model_name) {
+        free(pieces);
+        return cb_fail(CB_NO_MEMORY);
+    }
+    memset(h->lane_memory, 0, lane_bytes);
+    memcpy(h->model_name, h->vocab.name, name_bytes);
+    cb_arena_init(&h->arena, pieces, g->n_slots, g->up_arena_bytes, 8);
+    r = cb_lane_client_init(&h->lane, h->lane_memory, g, h->up.base, h->down.base);
+    fixed = h->down.base;
+    if (r || fixed->lane_id != w->lane_id ||
+        memcmp(fixed->boot_id, w->boot_id, sizeof(w->boot_id)) != 0)
+        return cb_fail_at("the lane's head", CB_BAD_RECORD, 0, 0);
+    h->spin_ns = (uint64_t)w->spin_us * 1000u;
+    if (h->spin_ns > SPIN_NS_MAX)
+        h->spin_ns = SPIN_NS_MAX;
+    if (sysconf(_SC_NPROCESSORS_ONLN) <= 2) /* spinning would take the daemon's own core */
+        h->spin_ns = 0;
+    return 0;
+}
+
+static int shake_hands(struct cb_handle *h, const struct cb_options *options)
+{
+    union {
+        struct cb_welcome welcome;
+        struct cb_record_head head;
+    } record;
+    int fds[N_DESCRIPTORS];
+    int r = send_hello(h, options);
+    if (r)
+        return r;
+    r = receive(h->sock, &record, fds);
+    if (!r && record.head.magic == CB_RECORD_MAGIC && record.head.type == CB_RECORD_REFUSED)
+        r = refused(&record);
+    else if (!r)
+        r = check_welcome(&record.welcome);
+    if (!r)
+        r = attach(h, &record.welcome, fds);
+    for (int i = 0; i < N_DESCRIPTORS; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
+    if (r)
+        return r;
+    r = cb_doorbell_send(h->sock, CB_RECORD_READY);
+    return r ? cb_fail_at("the daemon hung up during the handshake", CB_LOST, 0, 0) : 0;
+}
+
+/* ---- a handle -------------------------------------------------------------------------------------- */
+
+static int make_alive(struct cb_handle *h)
+{
+    long page = sysconf(_SC_PAGESIZE);
+    unsigned char *p =
+        mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return cb_fail_errno("mmap", errno);
+    h->alive = p;
+    if (madvise(p, (size_t)page, MADV_WIPEONFORK))
+        return cb_fail_errno("madvise(MADV_WIPEONFORK)", errno);
+    *p = 1;
+    return 0;
+}
+
+/* Copies what the caller's header knew of the structure. */
+static int take_options(struct cb_options *mine, const struct cb_options *given)
+{
+    cb_options_init(mine);
+    if (!given)
+        return 0;
+    if (given->size != sizeof(*mine))
+        return cb_fail_at("cb_options.size; use cb_options_init", CB_INVALID, 0, 0);
+    *mine = *given;
+    if (mine->wait_mode > CB_WAIT_ECO)
+        return cb_fail_at("cb_options.wait_mode", CB_INVALID, 0, 0);
+    if (mine->kind > CB_KIND_EVENT_LOOP)
+        return cb_fail_at("cb_options.kind", CB_INVALID, 0, 0);
+    if (mine->n_slots > N_SLOTS_ASKABLE)
+        return cb_fail_at("cb_options.n_slots, of which 4096 are the most", CB_INVALID, 0, 0);
+    if (mine->wait_ms < -1)
+        return cb_fail_at("cb_options.wait_ms", CB_INVALID, 0, 0);
+    return 0;
+}
+
+int cb_open(struct cb_handle **handlep, const struct cb_options *given)
+{
+    struct cb_options options;
+    struct cb_handle *h;
+    int cancel_state, r;
+    if (!handlep)
+        return cb_fail(CB_INVALID);
+    *handlep = NULL;
+    r = take_options(&options, given);
+    if (r)
+        return r;
+    h = calloc(1, sizeof(*h));
+    if (!h)
+        return cb_fail(CB_NO_MEMORY);
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_mutex_init(&h->text_lock, NULL);
+    h->sock = -1;
+    h->kind = options.kind;
+    h->wait_mode = options.wait_mode;
+
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
+    if (getrandom(&h->seed_state, sizeof(h->seed_state), 0) != (ssize_t)sizeof(h->seed_state))
+        h->seed_state = cb_now_ns() ^ (uint64_t)(uintptr_t)h;
+    r = make_alive(h);
+    if (!r) {
+        h->sock = find(&options);
+        r = h->sock < 0 ? h->sock : shake_hands(h, &options);
+    }
+    if (r)
+        cb_close(h);
+    else
+        *handlep = h;
+    pthread_setcancelstate(cancel_state, NULL);
+    return r;
+}
+
+void cb_close(struct cb_handle *h)
+{
+    bool child;
+    if (!h)
+        return;
+    /* The child of a fork has no mappings of the lane, but a copy of the descriptor and the heap. */
+    child = h->alive && !*h->alive;
+    if (h->sock >= 0) {
+        if (!child && h->lane)
+            cb_doorbell_send(h->sock, CB_RECORD_BYE);
+        close(h->sock);
+    }
+    if (!child) {
+        cb_segment_unmap(&h->up);
+        cb_segment_unmap(&h->down);
+        cb_segment_unmap(&h->vocab_segment);
+    }
+    for (uint32_t i = 0; h->held && i < h->geometry.n_slots; i++)
+        cb_text_free(h->held[i].text);
+    cb_text_fini(h);
+    free(h->arena.held);
+    free(h->lane_memory);
+    free(h->held);
+    free(h->model_name);
+    if (h->alive)
+        munmap((void *)(uintptr_t)h->alive, (size_t)sysconf(_SC_PAGESIZE));
+    pthread_mutex_destroy(&h->lock);
+    pthread_mutex_destroy(&h->text_lock);
+    free(h);
+}
+
+int cb_info(struct cb_handle *h, struct cb_info *info)
+{
+    int r = cb_enter(h);
+    if (r || !info)
+        return cb_fail(r ? r : CB_INVALID);
+    memset(info, 0, sizeof(*info));
+    info->model = h->model_name;
+    info->n_vocab = h->geometry.n_vocab;
+    info->n_context = h->geometry.n_context;
+    info->bos = h->vocab.header->bos;
+    info->eos = h->vocab.header->eos;
+    info->eot = h->vocab.header->eot;
+    info->n_slots = h->geometry.n_slots;
+    info->lane_id = h->lane_id;
+    info->has_chat = h->vocab.template_bytes > 0;
+    info->arena_bytes = h->geometry.up_arena_bytes;
+    info->pool_bytes = h->geometry.down_pool_bytes;
+    pthread_mutex_lock(&h->lock);
+    info->wake_missed = h->wake_missed;
+    pthread_mutex_unlock(&h->lock);
+    return 0;
+}

@@ -1,0 +1,202 @@
+/* client/internal.h - what the library's parts share: the handle, its requests, its lock.
+ *
+ * Everything in a handle is guarded by `lock`, but for what says otherwise. The lock is private
+ * memory, held for well under a microsecond, never across a system call that can wait, and never
+ * while a handler runs. Functions that end in _locked want it held.
+ *
+ * Who consumes the result ring: whoever polls, under the lock; but while a thread sleeps on the
+ * lane
+ * (`leader_parked`), it alone. Others then look only at what is in private memory already, or wait
+ * on a word of their own (struct cb_waiter) that the leader's next drain sets. */
+#ifndef CB_CLIENT_INTERNAL_H
+#define CB_CLIENT_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/cbclient.h"
+#include "shm/arena.h"
+#include "shm/control.h"
+#include "shm/lane.h"
+#include "shm/segment.h"
+#include "shm/vocab.h"
+
+struct cb_text;              /* text.c: a request's text so far */
+struct cb_tokenizer;         /* text/tokenizer.h */
+struct cb_tokenizer_scratch; /* likewise */
+
+enum cb_request_state {
+    CB_REQUEST_FREE = 0,
+    CB_REQUEST_SENT = 1,     /* not yet taken in by the daemon: its arena piece is in use */
+    CB_REQUEST_RUNNING = 2,  /* accepted */
+    CB_REQUEST_ENDED = 3,    /* its end is known, if perhaps not yet told */
+    CB_REQUEST_REJECTED = 4, /* likewise */
+};
+
+/* An id is wraps << 36 | generation << 12 | slot: never 0, never used again. So a signal handler
+ * gets slot and generation from the id alone, and a late cancel can't hit the slot's next request.
+ */
+#define CB_ID_SLOT(id) ((uint32_t)((id)&0xfffu))
+#define CB_ID_GEN(id)  ((uint32_t)((id) >> 12 & CB_GEN_MASK))
+
+struct cb_held {                /* a request, one for each slot */
+    _Atomic uint64_t id;        /* 0: free. Stored under the lock; cb_cancel loads it without */
+    _Atomic uint64_t cancel_id; /* == id: cancel was asked for. Without the lock */
+    uint64_t last_id;           /* the slot's latest */
+    enum cb_request_state state;
+    uint32_t flags; /* cb_request.flags */
+    bool abandoned; /* released before its end */
+    bool told;      /* END or REJECTED was taken */
+    bool busy;      /* its handler runs */
+    bool listed;    /* in a ready list */
+    bool has_arena;
+    uint64_t arena_off;
+    uint64_t user, seed;
+    uint32_t n_prompt;
+    uint32_t n_told; /* tokens that events brought */
+    uint32_t n_seen; /* tokens known to be there */
+    uint32_t end;    /* enum cb_end */
+    int32_t status;
+    uint32_t detail[2];
+    const uint32_t *ids;   /* in DOWN */
+    const uint64_t *times; /* likewise, or NULL */
+    struct cb_text *text;  /* NULL until needed; the caller of cb_text's */
+    cb_handler_fn *handler;
+    void *handler_arg;
+    struct cb_held *next, *prev; /* in the ready list */
+};
+
+struct cb_ready { /* requests with an event to take, the longest waiting first */
+    struct cb_held *first, *last;
+};
+
+struct cb_waiter {    /* a thread asleep in private memory, on its stack */
+    cb_atomic32 word; /* 1: look */
+    uint64_t id;      /* 0: any */
+    bool handlers;
+    struct cb_waiter *next;
+};
+
+struct cb_handle {
+    /* constant after cb_open */
+    const volatile unsigned char *alive; /* 1; the kernel makes it 0 in a forked child */
+    int sock;
+    uint32_t kind, wait_mode;
+    uint64_t spin_ns;
+    struct cb_geometry geometry;
+    uint32_t lane_id;
+    struct cb_segment up, down, vocab_segment;
+    struct cb_vocab vocab;
+    char *model_name;
+
+    pthread_mutex_t lock;
+    struct cb_lane_client *lane;
+    void *lane_memory;
+    struct cb_arena arena;
+    struct cb_held *held; /* [n_slots] */
+    struct cb_ready ready, ready_handlers;
+    struct cb_waiter *waiters;
+    bool leader_parked;
+    pthread_t leader;         /* valid while leader_parked */
+    _Atomic int lost;         /* 0, CB_LOST or CB_CLOSED; stored under the lock, for good */
+    _Atomic uint32_t n_moves; /* counts what became ready; spinners watch it without the lock */
+    uint64_t life_seen_ns;    /* coarse clock: when the daemon last showed life */
+    uint64_t wake_missed;     /* results that only the safety net found */
+    uint64_t seed_state;
+
+    pthread_mutex_t text_lock; /* for the two below */
+    struct cb_tokenizer *tokenizer;
+    struct cb_tokenizer_scratch *scratch; /* one that nobody uses now, or NULL */
+};
+
+/* ---- errors.c: each returns the status, after keeping it for cb_message
+ * ---------------------------- */
+
+int cb_fail(int status);
+int cb_fail_with(int status, uint32_t a, uint32_t b);
+int cb_fail_at(const char *where, int status, uint32_t a,
+               uint32_t b); /* where: copied; may be NULL */
+int cb_fail_errno(const char *where, int errnum);
+
+/* ---- connect.c
+ * -------------------------------------------------------------------------------------- */
+
+/* What every call does first: 0, CB_INVALID for NULL, CB_FORKED. */
+static inline int cb_enter(const struct cb_handle *h)
+{
+    if (!h)
+        return CB_INVALID;
+    return *h->alive ? 0 : CB_FORKED;
+}
+
+uint64_t cb_now_ns(void);
+uint64_t cb_now_coarse_ns(void); /* to a few ms, in a few ns */
+
+/* ---- submit.c
+ * --------------------------------------------------------------------------------------- */
+
+/* The request with this id, neither free nor abandoned, or NULL. */
+struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
+
+/* Gives the slot back to the daemon and forgets the request. Returns CB_LANE_RING or 0. */
+int cb_held_free_locked(struct cb_handle *h, struct cb_held *q);
+
+/* Sends a BELL; without the lock. If the daemon is gone, marks the handle lost. */
+void cb_ring(struct cb_handle *h);
+
+/* ---- results.c
+ * -------------------------------------------------------------------------------------- */
+
+/* True if a thread other than this one is asleep on the lane, so that the ring is not ours. */
+bool cb_led_by_other_locked(const struct cb_handle *h);
+
+/* Takes all entries there are from the ring and makes requests ready; wakes those who wait for
+ * them; notices that the lane has been closed. Nothing, if a leader sleeps. Returns CB_LANE_RING or
+ * 0. */
+int cb_drain_locked(struct cb_handle *h);
+
+/* Looks at the socket for the daemon's death, at most every 50 ms without a sign of life. */
+void cb_life_locked(struct cb_handle *h, bool now);
+
+/* The daemon is gone (CB_LOST) or has closed the lane (CB_CLOSED): every request that runs gets
+ * what the slot table still holds, and an end. Wakes all. */
+void cb_lose_locked(struct cb_handle *h, int status);
+
+/* The safety net: what the slot table holds and no entry has told. */
+void cb_scan_locked(struct cb_handle *h);
+
+bool cb_has_event(const struct cb_held *q);
+void cb_unlist_locked(struct cb_handle *h, struct cb_held *q);
+void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q);
+
+/* Fills *event with the request's next one, which there is, and lists it again if there is more. */
+void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *event);
+
+/* ---- wait.c
+ * ----------------------------------------------------------------------------------------- */
+
+void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handlers); /* those who wait for it */
+void cb_wake_all_locked(struct cb_handle *h);
+
+/* ---- text.c
+ * ----------------------------------------------------------------------------------------- */
+
+/* A request's text, which copies the stops. 0 or CB_NO_MEMORY or CB_BAD_STOP, kept for cb_message.
+ */
+int cb_text_new(struct cb_text **textp, const struct cb_handle *h, const struct cb_string *stops,
+                size_t n_stops, uint32_t flags);
+struct cb_text *cb_text_free(struct cb_text *t);
+
+/* Ids of text; *idsp is the caller's to free. 0 or a status, kept for cb_message. */
+int cb_text_ids(struct cb_handle *h, const char *text, size_t bytes, uint32_t flags,
+                uint32_t **idsp, size_t *np);
+/* Text of a chat, 0-terminated; *textp is the caller's to free. */
+int cb_text_chat(struct cb_handle *h, const struct cb_chat_message *turns, size_t n, char **textp,
+                 size_t *bytesp);
+
+void cb_text_fini(struct cb_handle *h); /* tokenizer and scratch */
+
+#endif

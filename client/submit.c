@@ -1,0 +1,382 @@
+/* client/submit.c - a request from the caller's structure to the lane, and a slot's way back.
+ *
+ * Everything that can be slow or fail is done before the lock: text becomes ids, all is checked, the
+ * option block is built. Under the lock only copies remain. What the library can check it checks
+ * here, with the daemon's own words, so that a mistake is a return value and not an event. */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "shm/doorbell.h"
+#include "shm/message.h"
+#include "shm/stop.h"
+
+#define STOP_IDS_MAX  64u
+#define OPTIONS_BYTES 4608u /* the largest block that the limits of stops allow */
+#define FLAGS_KNOWN                                                                          \
+    (CB_FINAL_ONLY | CB_IGNORE_EOS | CB_TIMES | CB_HAS_SEED | CB_PARSE_SPECIAL | CB_NO_BOS | \
+     CB_KEEP_STOP | CB_AUTO_RELEASE)
+
+static_assert(OPTIONS_BYTES >= 2 * sizeof(struct cb_option_head) + 4 * STOP_IDS_MAX +
+                                   CB_STOPS_MAX * (4 + CB_STOP_BYTES_MAX),
+              "every allowed option block fits");
+static_assert(OPTIONS_BYTES <= CB_OPTIONS_MAX && STOP_IDS_MAX <= CB_STOP_IDS_MAX, "format 1");
+
+struct prepared {
+    struct cb_request_entry entry;
+    const struct cb_request *request;
+    const uint32_t *ids;
+    uint32_t *own_ids; /* NULL: ids are the caller's */
+    struct cb_text *text;
+    size_t option_bytes;
+    alignas(8) unsigned char options[OPTIONS_BYTES];
+};
+
+static void prepared_fini(struct prepared *p)
+{
+    free(p->own_ids);
+    cb_text_free(p->text);
+}
+
+/* ---- checking -------------------------------------------------------------------------------------- */
+
+static int check_sampling(const struct cb_request *request)
+{
+    if (!(request->temperature >= 0) || !isfinite(request->temperature))
+        return cb_fail(CB_BAD_TEMPERATURE);
+    if (!(request->top_p > 0 && request->top_p <= 1))
+        return cb_fail(CB_BAD_TOP_P);
+    if (request->top_k < 0)
+        return cb_fail(CB_BAD_TOP_K);
+    if (request->priority > 255)
+        return cb_fail_at("cb_request.priority is above 255", CB_INVALID, 0, 0);
+    if (request->flags & ~FLAGS_KNOWN)
+        return cb_fail_at("cb_request.flags", CB_INVALID, 0, 0);
+    if (request->flags & CB_AUTO_RELEASE && !request->handler)
+        return cb_fail_at("CB_AUTO_RELEASE without a handler", CB_INVALID, 0, 0);
+    return 0;
+}
+
+static int check_ids(const uint32_t *ids, size_t n, uint32_t n_vocab)
+{
+    uint32_t most = 0;
+    for (size_t i = 0; i < n; i++) /* no exit: the compiler does many at once */
+        most = ids[i] > most ? ids[i] : most;
+    return most < n_vocab ? 0 : cb_fail_with(CB_BAD_TOKEN, most, n_vocab);
+}
+
+static int check_length(const struct cb_handle *h, size_t n, uint32_t limit)
+{
+    uint32_t n_context = h->geometry.n_context;
+    uint64_t all = limit == CB_NO_LIMIT ? n : n + (uint64_t)limit;
+    if (!n)
+        return cb_fail(CB_EMPTY_PROMPT);
+    if (all > n_context)
+        return cb_fail_with(CB_TOO_LONG, all > UINT32_MAX ? UINT32_MAX : (uint32_t)all, n_context);
+    return 0;
+}
+
+/* The prompt as ids, from whichever of the three was given. */
+static int prepare_prompt(struct cb_handle *h, struct prepared *p, size_t *np)
+{
+    const struct cb_request *request = p->request;
+    uint32_t flags = request->flags & (CB_PARSE_SPECIAL | CB_NO_BOS);
+    const char *text = request->text;
+    size_t bytes = request->text_bytes;
+    char *chat = NULL;
+    int r;
+
+    if (!!request->ids + !!request->text + !!request->messages > 1)
+        return cb_fail_at("more than one of ids, text and messages is given", CB_INVALID, 0, 0);
+    if (request->ids) {
+        p->ids = request->ids;
+        *np = request->n_ids;
+        return 0;
+    }
+    if (request->messages) {
+        r = cb_text_chat(h, request->messages, request->n_messages, &chat, &bytes);
+        if (r)
+            return r;
+        text = chat;
+        flags = CB_PARSE_SPECIAL | CB_NO_BOS;
+    } else if (text && !bytes) {
+        bytes = strlen(text);
+    }
+    if (!text)
+        return cb_fail(CB_EMPTY_PROMPT);
+    r = cb_text_ids(h, text, bytes, flags, &p->own_ids, np);
+    free(chat);
+    p->ids = p->own_ids;
+    return r;
+}
+
+static int prepare_options(struct cb_handle *h, struct prepared *p)
+{
+    const struct cb_request *request = p->request;
+    struct cb_message_text stops[CB_STOPS_MAX];
+    struct cb_message_options options = {request->stop_ids, (uint32_t)request->n_stop_ids, stops,
+                                         (uint32_t)request->n_stops};
+    int r = 0;
+    p->option_bytes = 0;
+    if (!request->n_stop_ids && !request->n_stops)
+        return 0;
+    if (request->n_stop_ids > STOP_IDS_MAX)
+        return cb_fail_with(CB_BAD_STOP, (uint32_t)request->n_stop_ids, STOP_IDS_MAX);
+    if (request->n_stops > CB_STOPS_MAX)
+        return cb_fail_with(CB_BAD_STOP, (uint32_t)request->n_stops, CB_STOPS_MAX);
+    r = check_ids(request->stop_ids, request->n_stop_ids, h->geometry.n_vocab);
+    if (!r && request->n_stops)
+        r = cb_text_new(&p->text, h, request->stops, request->n_stops, request->flags);
+    if (r)
+        return r;
+    for (size_t i = 0; i < request->n_stops; i++)
+        stops[i] = (struct cb_message_text){request->stops[i].bytes, request->stops[i].n};
+    p->option_bytes = cb_message_options_bytes(&options);
+    assert(p->option_bytes <= sizeof(p->options));
+    cb_message_options_build(&options, p->options);
+    return 0;
+}
+
+static int prepare(struct cb_handle *h, const struct cb_request *request, struct prepared *p)
+{
+    struct cb_request_entry *e = &p->entry;
+    size_t n = 0;
+    int r;
+    p->own_ids = NULL;
+    p->text = NULL;
+    p->request = request;
+    if (request->size != sizeof(*request))
+        return cb_fail_at("cb_request.size; use cb_request_init", CB_INVALID, 0, 0);
+    r = check_sampling(request);
+    if (!r)
+        r = prepare_prompt(h, p, &n);
+    if (!r)
+        r = check_length(h, n, request->max_new_tokens);
+    if (!r && !p->own_ids)
+        r = check_ids(p->ids, n, h->geometry.n_vocab);
+    if (!r)
+        r = prepare_options(h, p);
+    if (r)
+        return r;
+
+    cb_message_init(e);
+    if (request->flags & CB_FINAL_ONLY)
+        e->flags |= CB_FLAG_FINAL_ONLY;
+    if (request->flags & CB_IGNORE_EOS)
+        e->flags |= CB_FLAG_IGNORE_EOS;
+    if (request->flags & CB_TIMES)
+        e->planes |= CB_PLANE_TIMES;
+    e->n_prompt = (uint32_t)n;
+    e->opt_len = (uint32_t)p->option_bytes;
+    e->temperature = request->temperature;
+    e->top_p = request->top_p;
+    e->top_k = (uint32_t)request->top_k;
+    e->max_new_tokens = request->max_new_tokens;
+    e->seed = request->seed;
+    e->user = request->user;
+    e->deadline_ns =
+        request->deadline_ms > UINT64_MAX / 1000000u ? UINT64_MAX : request->deadline_ms * 1000000u;
+    e->priority = request->priority;
+    return 0;
+}
+
+/* ---- sending --------------------------------------------------------------------------------------- */
+
+static uint64_t next_seed_locked(struct cb_handle *h)
+{
+    uint64_t z = h->seed_state += 0x9e3779b97f4a7c15u; /* splitmix64 */
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* Room for the prompt and the options behind it, in one piece. */
+static int take_arena_locked(struct cb_handle *h, struct prepared *p, uint64_t *offp)
+{
+    uint64_t prompt_bytes = ((uint64_t)p->entry.n_prompt * 4 + 7) & ~(uint64_t)7;
+    if (!cb_lane_client_can_submit(h->lane) ||
+        cb_arena_take(&h->arena, prompt_bytes + p->option_bytes, offp))
+        return CB_BUSY;
+    p->entry.prompt_off = *offp;
+    p->entry.opt_off = p->option_bytes ? *offp + prompt_bytes : 0;
+    return 0;
+}
+
+static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_off)
+{
+    const struct cb_request *request = p->request;
+    struct cb_held *q = &h->held[p->entry.slot];
+    uint64_t wraps = q->last_id >> 36, id;
+    if (p->entry.gen <= CB_ID_GEN(q->last_id))
+        wraps++;
+    id = wraps << 36 | (uint64_t)p->entry.gen << 12 | p->entry.slot;
+    q->last_id = id;
+    q->state = CB_REQUEST_SENT;
+    q->flags = request->flags;
+    q->abandoned = q->told = q->busy = q->listed = false;
+    q->has_arena = true;
+    q->arena_off = arena_off;
+    q->user = request->user;
+    q->seed = p->entry.seed;
+    q->n_prompt = p->entry.n_prompt;
+    q->n_told = q->n_seen = 0;
+    q->end = CB_END_NONE;
+    q->status = 0;
+    q->detail[0] = q->detail[1] = 0;
+    q->ids = NULL;
+    q->times = NULL;
+    q->text = p->text;
+    q->handler = request->handler;
+    q->handler_arg = request->handler_arg;
+    q->next = q->prev = NULL;
+    p->text = NULL; /* moved */
+    atomic_store_explicit(&q->id, id, memory_order_release);
+}
+
+/* 0 with *idp, or a status. Adds CB_LANE_RING to *ringp. */
+static int send_locked(struct cb_handle *h, struct prepared *p, uint64_t *idp, int *ringp)
+{
+    uint64_t off;
+    int r;
+    if (cb_lane_client_closed(h->lane))
+        *ringp |= cb_drain_locked(h); /* finds out why */
+    cb_life_locked(h, false);
+    r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    if (r)
+        return r;
+
+    r = take_arena_locked(h, p, &off);
+    if (r) { /* what the daemon has taken in by now makes room */
+        *ringp |= cb_drain_locked(h);
+        r = take_arena_locked(h, p, &off);
+    }
+    if (r)
+        return r;
+    if (!(p->request->flags & CB_HAS_SEED))
+        p->entry.seed = next_seed_locked(h);
+    cb_lane_client_write_arena(h->lane, off, p->ids, (size_t)p->entry.n_prompt * 4);
+    if (p->option_bytes)
+        cb_lane_client_write_arena(h->lane, p->entry.opt_off, p->options, p->option_bytes);
+    r = cb_lane_client_submit(h->lane, &p->entry);
+    if (r < 0) {
+        cb_arena_release(&h->arena, off);
+        if (r == -EAGAIN)
+            return CB_BUSY;
+        cb_lose_locked(h, CB_LOST);
+        return CB_LOST;
+    }
+    *ringp |= r;
+    hold_locked(h, p, off);
+    *idp = h->held[p->entry.slot].last_id;
+    return 0;
+}
+
+void cb_ring(struct cb_handle *h)
+{
+    if (!cb_doorbell_send(h->sock, CB_RECORD_BELL))
+        return;
+    pthread_mutex_lock(&h->lock);
+    cb_lose_locked(h, CB_LOST);
+    pthread_mutex_unlock(&h->lock);
+}
+
+/* 0, or a status kept for cb_message; adds CB_LANE_RING to *ringp. */
+static int submit_one(struct cb_handle *h, const struct cb_request *request, uint64_t *idp,
+                      int *ringp)
+{
+    struct prepared p;
+    int r = prepare(h, request, &p);
+    if (!r) {
+        pthread_mutex_lock(&h->lock);
+        r = send_locked(h, &p, idp, ringp);
+        pthread_mutex_unlock(&h->lock);
+        if (r)
+            cb_fail(r);
+    }
+    prepared_fini(&p);
+    return r;
+}
+
+int cb_submit(struct cb_handle *h, const struct cb_request *request, uint64_t *idp)
+{
+    int r = cb_enter(h), ring = 0;
+    if (idp)
+        *idp = 0;
+    if (r || !request || !idp)
+        return cb_fail(r ? r : CB_INVALID);
+    r = submit_one(h, request, idp, &ring);
+    if (ring)
+        cb_ring(h);
+    return r;
+}
+
+int cb_submit_many(struct cb_handle *h, const struct cb_request *requests, size_t n, uint64_t *ids)
+{
+    int r = cb_enter(h), ring = 0;
+    size_t i;
+    if (r || n > INT_MAX || (n && (!requests || !ids)))
+        return cb_fail(r ? r : CB_INVALID);
+    if (n)
+        memset(ids, 0, n * sizeof(*ids));
+    for (i = 0; i < n && !r; i++)
+        r = submit_one(h, &requests[i], &ids[i], &ring);
+    if (ring)
+        cb_ring(h);
+    if (r && i == 1)
+        return r;
+    return (int)(r ? i - 1 : i);
+}
+
+/* ---- giving back ----------------------------------------------------------------------------------- */
+
+struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id)
+{
+    struct cb_held *q = &h->held[CB_ID_SLOT(id)];
+    if (CB_ID_SLOT(id) >= h->geometry.n_slots || !id)
+        return NULL;
+    return atomic_load_explicit(&q->id, memory_order_relaxed) == id && !q->abandoned ? q : NULL;
+}
+
+int cb_held_free_locked(struct cb_handle *h, struct cb_held *q)
+{
+    cb_unlist_locked(h, q);
+    cb_text_free(q->text);
+    q->text = NULL;
+    q->ids = NULL;
+    q->times = NULL;
+    q->state = CB_REQUEST_FREE;
+    q->abandoned = false;
+    atomic_store_explicit(&q->id, 0, memory_order_release);
+    if (atomic_load_explicit(&h->lost, memory_order_relaxed))
+        return 0;
+    return cb_lane_client_free(h->lane, (uint32_t)(q - h->held));
+}
+
+int cb_release(struct cb_handle *h, uint64_t id)
+{
+    int r = cb_enter(h), ring = 0;
+    struct cb_held *q;
+    if (r)
+        return cb_fail(r);
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (q) {
+        cb_wake_locked(h, id, q->handler != NULL); /* whoever waits for it: it is no more */
+        if (q->state >= CB_REQUEST_ENDED) {
+            ring = cb_held_free_locked(h, q);
+        } else {
+            cb_unlist_locked(h, q);
+            q->abandoned = true;
+            atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
+            ring = cb_lane_client_cancel(h->lane, CB_ID_SLOT(id), CB_ID_GEN(id));
+        }
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (ring)
+        cb_ring(h);
+    return q ? 0 : cb_fail(CB_NOT_FOUND);
+}

@@ -1,0 +1,322 @@
+/* client/wait.c - sleeping until there is an event: for one thread, for many, for event loops.
+ *
+ * One of the waiting threads leads: it alone sleeps on the lane, and while it is parked it alone takes
+ * entries from the ring. The others sleep on words on their own stacks, which whoever makes their
+ * request ready sets. The leader marks itself parked under the lock, after a last look at its own
+ * requests, and only then arms: were another thread to take the leader's entry between that look and
+ * the sleep, the ring would be empty, no bell due, and the result beside a sleeping thread.
+ *
+ * Whoever returns from a wait while nobody leads wakes one of those who still wait, who then leads;
+ * one that has just timed out passes it on by the same rule.
+ *
+ * In an event loop the leader is the thread that arms, from its first cb_arm on, asleep or not: it comes
+ * back to the ring by the recipe. A futex tells of no death, hence slices with a look at the socket;
+ * nothing here trusts a bell alone, so a wake that got lost costs a second, not a hang. */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "shm/doorbell.h"
+
+#define SLICE_NS ((uint64_t)CB_WAIT_SLICE_MS * 1000000u)
+#define NET_NS   1000000000ull /* a wait this long looks at the slot table */
+#define FOREVER  UINT64_MAX
+
+struct want {
+    uint64_t id; /* 0: any */
+    bool handlers;
+};
+
+/* ---- private words --------------------------------------------------------------------------------- */
+
+static void wake_one(struct cb_waiter *w)
+{
+    cb_store32(&w->word, 1, CB_RELEASE);
+    cb_doorbell_wake(&w->word);
+}
+
+void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handlers)
+{
+    for (struct cb_waiter *w = h->waiters; w; w = w->next)
+        if (w->handlers == handlers && (!w->id || w->id == id))
+            wake_one(w);
+}
+
+void cb_wake_all_locked(struct cb_handle *h)
+{
+    for (struct cb_waiter *w = h->waiters; w; w = w->next)
+        wake_one(w);
+}
+
+/* On leaving: if nobody leads, the one that has waited longest shall look. */
+static void pass_lead_locked(struct cb_handle *h)
+{
+    if (h->waiters && !h->leader_parked)
+        wake_one(h->waiters);
+}
+
+static void follow_locked(struct cb_handle *h, const struct want *want, uint64_t ns)
+{
+    struct cb_waiter w = {.id = want->id, .handlers = want->handlers};
+    struct cb_waiter **at = &h->waiters;
+    while (*at)
+        at = &(*at)->next;
+    *at = &w;
+    pthread_mutex_unlock(&h->lock);
+    if (!cb_load32(&w.word, CB_ACQUIRE))
+        cb_doorbell_wait(&w.word, 0, ns < NET_NS ? ns : NET_NS);
+    pthread_mutex_lock(&h->lock);
+    for (at = &h->waiters; *at != &w;)
+        at = &(*at)->next;
+    *at = w.next;
+}
+
+/* ---- leading --------------------------------------------------------------------------------------- */
+
+/* Reads all records there are; what they say stands in shared memory. False: the daemon has gone.
+ * Raw calls: they are no points of thread cancellation. */
+static bool empty_socket(const struct cb_handle *h)
+{
+    unsigned char record[CB_RECORD_BYTES];
+    for (;;) {
+        long n = syscall(SYS_recvfrom, h->sock, record, sizeof(record), MSG_DONTWAIT, NULL, NULL);
+        if (n > 0 || (n < 0 && errno == EINTR))
+            continue;
+        return n < 0 && errno == EAGAIN;
+    }
+}
+
+static void sleep_on_socket(const struct cb_handle *h, uint64_t ns)
+{
+    struct pollfd p = {h->sock, POLLIN, 0};
+    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    syscall(SYS_ppoll, &p, 1, &t, NULL, 0);
+}
+
+/* Sleeps on the lane for at most ns, in one slice. */
+static void lead_locked(struct cb_handle *h, uint64_t ns)
+{
+    pthread_t self = pthread_self();
+    bool socket_kind = h->kind == CB_KIND_EVENT_LOOP;
+    bool gone = socket_kind && !empty_socket(h);
+    uint32_t bell;
+    int r;
+    if (ns > SLICE_NS)
+        ns = SLICE_NS;
+    h->leader_parked = true;
+    h->leader = self;
+    cb_lane_client_unpark(
+        h->lane); /* a loop's own arming, if any: a sleep has an epoch of its own */
+    r = cb_lane_client_park(h->lane, &bell);
+    if (r == CB_LANE_NOTHING && !gone) {
+        pthread_mutex_unlock(&h->lock);
+        if (socket_kind)
+            sleep_on_socket(h, ns);
+        else if (cb_doorbell_wait(cb_lane_client_bell_word(h->lane), bell, ns) == -ETIMEDOUT)
+            gone = true; /* perhaps: ask the socket */
+        pthread_mutex_lock(&h->lock);
+    }
+    if (h->leader_parked && pthread_equal(h->leader, self)) { /* else a loop has armed meanwhile */
+        cb_lane_client_unpark(h->lane);
+        h->leader_parked = false;
+    }
+    cb_life_locked(h, gone);
+}
+
+/* Looks without the lock until something moves or the time is over. */
+static void spin_locked(struct cb_handle *h, uint64_t ns)
+{
+    const struct cb_down_hot *hot = (const void *)((const unsigned char *)h->down.base + CB_PAGE);
+    uint32_t moves = atomic_load_explicit(&h->n_moves, memory_order_relaxed);
+    uint64_t sent = cb_load64(&hot->res_sent, CB_RELAXED), end = cb_now_ns() + ns;
+    if (cb_lane_client_pending(h->lane) && !cb_led_by_other_locked(h))
+        return;
+    pthread_mutex_unlock(&h->lock);
+    for (uint32_t i = 1; cb_load64(&hot->res_sent, CB_RELAXED) == sent &&
+                         atomic_load_explicit(&h->n_moves, memory_order_acquire) == moves &&
+                         !cb_load32(&hot->closed, CB_RELAXED);
+         i++) {
+        if (i % 64 == 0 && cb_now_ns() >= end)
+            break;
+        cb_pause();
+    }
+    pthread_mutex_lock(&h->lock);
+}
+
+/* ---- waiting --------------------------------------------------------------------------------------- */
+
+static struct cb_held *first_wanted(struct cb_handle *h, const struct want *want)
+{
+    struct cb_held *q;
+    if (!want->id)
+        return want->handlers ? h->ready_handlers.first : h->ready.first;
+    q = cb_held_find_locked(h, want->id);
+    return q && q->listed && !q->handler == !want->handlers ? q : NULL;
+}
+
+/* Why there will be no event at all: 0 if there may be one. */
+static int hopeless(struct cb_handle *h, const struct want *want)
+{
+    const struct cb_held *q;
+    if (!want->id)
+        return atomic_load_explicit(&h->lost, memory_order_relaxed);
+    q = cb_held_find_locked(h, want->id);
+    if (!q || q->told)
+        return CB_NOT_FOUND;
+    return q->handler ? CB_INVALID : 0;
+}
+
+/* Waits until there is an event that is wanted: 0, CB_TIMEOUT, or why there will be none. */
+static int wait_locked(struct cb_handle *h, const struct want *want, int64_t timeout_ms, int *ringp)
+{
+    uint64_t begin = 0, deadline = FOREVER, now, net = 0, spin_ns = 0;
+    bool spun = h->wait_mode == CB_WAIT_ECO || (h->wait_mode == CB_WAIT_BALANCED && !h->spin_ns);
+    int r;
+    for (;;) {
+        if (first_wanted(h, want))
+            return 0;
+        *ringp |= cb_drain_locked(h);
+        if (first_wanted(h, want))
+            return 0;
+        r = hopeless(h, want);
+        if (r)
+            return r;
+        if (!timeout_ms) {
+            cb_life_locked(h, false);
+            r = hopeless(h, want);
+            return first_wanted(h, want) ? 0 : r ? r : CB_TIMEOUT;
+        }
+        if (*ringp) { /* before any sleep: requests wait, and the daemon sleeps */
+            *ringp = 0;
+            pthread_mutex_unlock(&h->lock);
+            cb_ring(h);
+            pthread_mutex_lock(&h->lock);
+            continue;
+        }
+        now = cb_now_ns();
+        if (!begin) {
+            begin = now;
+            net = now + NET_NS;
+            if (timeout_ms > 0 && (uint64_t)timeout_ms < (FOREVER - now) / 1000000u)
+                deadline = now + (uint64_t)timeout_ms * 1000000u;
+        }
+        if (now >= deadline)
+            return CB_TIMEOUT;
+        if (now >= net) {
+            if (!cb_led_by_other_locked(h))
+                cb_scan_locked(h);
+            net = now + NET_NS;
+            continue;
+        }
+        if (!spun) {
+            spin_ns = h->wait_mode == CB_WAIT_SPIN ? SLICE_NS : h->spin_ns;
+            spun = h->wait_mode == CB_WAIT_BALANCED;
+            spin_locked(h, spin_ns < deadline - now ? spin_ns : deadline - now);
+            cb_life_locked(h, false);
+        } else if (cb_led_by_other_locked(h)) {
+            follow_locked(h, want, deadline - now);
+        } else {
+            lead_locked(h, deadline - now);
+        }
+    }
+}
+
+int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t timeout_ms)
+{
+    struct want want = {.id = id};
+    int r = cb_enter(h), ring = 0;
+    if (r || !event || timeout_ms < -1)
+        return cb_fail(r ? r : CB_INVALID);
+    pthread_mutex_lock(&h->lock);
+    r = wait_locked(h, &want, timeout_ms, &ring);
+    if (!r)
+        cb_take_locked(h, first_wanted(h, &want), event);
+    pass_lead_locked(h);
+    pthread_mutex_unlock(&h->lock);
+    if (ring)
+        cb_ring(h);
+    return r ? cb_fail(r) : 1;
+}
+
+/* ---- handlers -------------------------------------------------------------------------------------- */
+
+/* Runs the handler for one event; the lock is off meanwhile. The handler may release the request and
+ * the slot may be in use again when it returns: the id tells. */
+static int handle_locked(struct cb_handle *h, struct cb_held *q)
+{
+    struct cb_event event;
+    cb_handler_fn *handler = q->handler;
+    void *arg = q->handler_arg;
+    q->busy = true;
+    cb_take_locked(h, q, &event);
+    pthread_mutex_unlock(&h->lock);
+    handler(h, &event, arg);
+    pthread_mutex_lock(&h->lock);
+    if (atomic_load_explicit(&q->id, memory_order_relaxed) != event.id)
+        return 0;
+    q->busy = false;
+    if (q->told && q->flags & CB_AUTO_RELEASE)
+        return cb_held_free_locked(h, q);
+    cb_make_ready_locked(h, q);
+    return 0;
+}
+
+int cb_dispatch(struct cb_handle *h, int64_t timeout_ms)
+{
+    const struct want want = {.handlers = true};
+    int n = 0, r = cb_enter(h), ring = 0;
+    if (r || timeout_ms < -1)
+        return cb_fail(r ? r : CB_INVALID);
+    pthread_mutex_lock(&h->lock);
+    r = wait_locked(h, &want, timeout_ms, &ring);
+    /* No drain in between: what is there now, and what handlers add, is all. */
+    while (!r && h->ready_handlers.first) {
+        ring |= handle_locked(h, h->ready_handlers.first);
+        n++;
+    }
+    pass_lead_locked(h);
+    pthread_mutex_unlock(&h->lock);
+    if (ring)
+        cb_ring(h);
+    return !r || r == CB_TIMEOUT ? n : cb_fail(r);
+}
+
+/* ---- event loops ----------------------------------------------------------------------------------- */
+
+int cb_fd(struct cb_handle *h)
+{
+    int r = cb_enter(h);
+    if (!r && h->kind != CB_KIND_EVENT_LOOP)
+        r = CB_INVALID;
+    return r ? cb_fail(r) : h->sock;
+}
+
+int cb_arm(struct cb_handle *h)
+{
+    uint32_t bell;
+    int r = cb_enter(h), ring = 0;
+    if (!r && h->kind != CB_KIND_EVENT_LOOP)
+        r = CB_INVALID;
+    if (r)
+        return cb_fail(r);
+    pthread_mutex_lock(&h->lock);
+    h->leader_parked = true; /* from whoever led: what comes now is the loop's */
+    h->leader = pthread_self();
+    if (!empty_socket(h)) {
+        ring = cb_drain_locked(h);
+        cb_lose_locked(h, CB_LOST);
+    }
+    cb_lane_client_unpark(h->lane);
+    cb_lane_client_park(h->lane, &bell); /* what it sees, the recipe's last poll sees */
+    r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    pthread_mutex_unlock(&h->lock);
+    if (ring)
+        cb_ring(h);
+    return r ? cb_fail(r) : 0;
+}

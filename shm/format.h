@@ -236,7 +236,9 @@ enum cb_result_type {
     CB_RESULT_ACCEPTED = 1,
     CB_RESULT_REJECTED = 2, /* count: enum cb_status; first, last: the two numbers of its message */
     CB_RESULT_TOKENS = 3,   /* ids [first, first + count) are there, `last` is the newest of them */
-    CB_RESULT_FINISHED = 4, /* slot.ctl is terminal; count: all ids there are */
+    /* slot.ctl is terminal; first: ids announced before; count: all ids there are; last: the newest.
+     * It also announces the ids of its own step, for which there is no TOKENS entry. */
+    CB_RESULT_FINISHED = 4,
     CB_RESULT_CANCELLED = 5, /* likewise; cancelled or past its deadline */
     CB_RESULT_FAILED = 6,    /* likewise; slot.error says why */
     CB_RESULT_LANE = 7,      /* look at notice and closed */

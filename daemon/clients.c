@@ -1,0 +1,512 @@
+/* The quota of a uid is an entry of a table as large as that of the clients, found by walking the
+ * ones in use: there are as many as users connected. An entry outlives its last connection only
+ * while its uid is held off for broken lanes, and gives way when the table is full. */
+#include "daemon/clients.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/engine.h"
+#include "shm/doorbell.h"
+
+#define SPARE_CONNECTIONS 64 /* for handshakes and administrators beside all lanes */
+#define HANDSHAKE_NS      2000000000ull
+#define BACKOFF_NS        1000000000ull /* after a broken lane, times how many there were */
+#define BACKOFF_MOST      30u
+
+int clients_new(struct clients **clientsp, const struct clients_config *config)
+{
+    struct clients *c = calloc(1, sizeof *c);
+    if (!c)
+        return -ENOMEM;
+    c->config = *config;
+    c->n_clients = (uint32_t)config->settings->max_lanes + SPARE_CONNECTIONS;
+    c->table = calloc(c->n_clients, sizeof *c->table);
+    c->quotas = calloc(c->n_clients, sizeof *c->quotas);
+    list_init(&c->free);
+    list_init(&c->used_quotas);
+    list_init(&c->free_quotas);
+    if (!c->table || !c->quotas) {
+        clients_free(c);
+        return -ENOMEM;
+    }
+    for (uint32_t i = 0; i < c->n_clients; i++) {
+        c->table[i].clients = c;
+        list_append(&c->free, &c->table[i].link);
+        list_append(&c->free_quotas, &c->quotas[i].link);
+        list_init(&c->quotas[i].live);
+    }
+    *clientsp = c;
+    return 0;
+}
+
+/* ---- quotas -------------------------------------------------------------------------------------
+ */
+
+static bool quota_is_idle(const struct quota *q)
+{
+    return q->n_connections == 0 && q->n_requests == 0 && q->bytes == 0;
+}
+
+static void quota_release(struct clients *c, struct quota *q)
+{
+    list_remove(&q->link);
+    memset(q, 0, sizeof *q);
+    list_init(&q->live);
+    list_append(&c->free_quotas, &q->link);
+}
+
+static struct quota *quota_of(struct clients *c, uid_t uid)
+{
+    struct list *l, *after;
+    struct quota *idle = NULL;
+    list_for_each (l, after, &c->used_quotas) {
+        struct quota *q = list_entry(l, struct quota, link);
+        if (q->uid == uid)
+            return q;
+        if (quota_is_idle(q))
+            idle = q;
+    }
+    if (list_is_empty(&c->free_quotas) && idle)
+        quota_release(c, idle);
+    if (list_is_empty(&c->free_quotas))
+        return NULL;
+    struct quota *q = list_entry(c->free_quotas.next, struct quota, link);
+    list_remove(&q->link);
+    q->uid = uid;
+    q->deficit = 0;
+    list_append(&c->used_quotas, &q->link);
+    return q;
+}
+
+static void quota_settle(struct clients *c, struct quota *q)
+{
+    if (quota_is_idle(q) && clock_now(c->config.clock) >= q->backoff_until_ns)
+        quota_release(c, q);
+}
+
+/* ---- connections --------------------------------------------------------------------------------
+ */
+
+static void handshake_due(struct loop_timer *t)
+{
+    struct client *cl = list_entry(t, struct client, handshake);
+    log_client(cl->clients->config.log, "uid %u did not finish its handshake within 2 s",
+               (unsigned)cl->lease.uid);
+    clients_close(cl->clients, cl, CB_CLOSED_BYE);
+}
+
+static void pid_ready(struct loop_watch *w, uint32_t events)
+{
+    struct client *cl = list_entry(w, struct client, pid);
+    (void)events;
+    clients_close(cl->clients, cl, CB_CLOSED_BYE);
+}
+
+/* A bell that failed for another reason than a full socket leaves the sleep unanswered: the next
+ * flush tries again, and a peer that is gone shows as the end of its socket. */
+static void sock_rung(struct loop_watch *w, int result)
+{
+    struct client *cl = list_entry(w, struct client, sock);
+    cl->is_ringing = false;
+    if (result == 0 && cl->lane) {
+        cb_lane_answered(cl->lane);
+        cb_stats_add(cl->clients->config.stats, CB_STAT_bells_sent, 1);
+    }
+}
+
+int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
+                    void (*ready)(struct loop_watch *w, uint32_t events), struct client **clientp,
+                    uint32_t detail[2])
+{
+    const struct settings *set = c->config.settings;
+    uint64_t now = clock_now(c->config.clock);
+    struct quota *q = list_is_empty(&c->free) ? NULL : quota_of(c, lease->uid);
+    detail[0] = c->n_connections + 1;
+    detail[1] = c->n_clients;
+    if (!q)
+        return CB_QUOTA;
+    if (now < q->backoff_until_ns)
+        return CB_BUSY;
+    detail[0] = q->n_connections + 1;
+    detail[1] = (uint32_t)set->uid_connections;
+    if (q->n_connections >= set->uid_connections) {
+        quota_settle(c, q);
+        return CB_QUOTA;
+    }
+    detail[0] = q->n_half_open + 1;
+    detail[1] = (uint32_t)set->uid_half_open;
+    if (q->n_half_open >= set->uid_half_open) {
+        quota_settle(c, q);
+        return CB_QUOTA;
+    }
+
+    struct client *cl = list_entry(c->free.next, struct client, link);
+    list_remove(&cl->link);
+    memset(cl, 0, sizeof *cl);
+    list_init(&cl->link);
+    cl->clients = c;
+    cl->lease = *lease;
+    cl->quota = q;
+    cl->sock.fd = fd;
+    cl->sock.ready = ready;
+    cl->sock.rung = sock_rung;
+    cl->pid.fd = lease->pidfd;
+    cl->pid.ready = pid_ready;
+    int r = loop_watch(c->config.loop, &cl->sock, LOOP_READ);
+    if (r == 0 && cl->pid.fd >= 0)
+        r = loop_watch(c->config.loop, &cl->pid, LOOP_READ);
+    if (r) {
+        loop_unwatch(c->config.loop, &cl->sock);
+        cl->state = CLIENT_FREE;
+        list_append(&c->free, &cl->link);
+        quota_settle(c, q);
+        return CB_SYSTEM;
+    }
+    cl->state = CLIENT_CONNECTED;
+    if (++c->last_lane_id == 0)
+        c->last_lane_id = 1;
+    cl->lane_id = c->last_lane_id;
+    cl->may_admin = lease->uid == 0 || lease->uid == geteuid() ||
+                    (c->config.admin_group != (gid_t)-1 &&
+                     cb_lease_has_group(lease, fd, c->config.admin_group));
+    c->n_connections++;
+    q->n_connections++;
+    q->n_half_open++;
+    loop_timer_init(&cl->handshake, handshake_due);
+    loop_timer_set(c->config.loop, &cl->handshake, now + HANDSHAKE_NS);
+    *clientp = cl;
+    return 0;
+}
+
+/* No longer half-open: live, a command, or gone. */
+static void handshake_over(struct client *cl)
+{
+    if (cl->state == CLIENT_CONNECTED || cl->state == CLIENT_WELCOMED)
+        cl->quota->n_half_open--;
+    loop_timer_clear(&cl->handshake);
+}
+
+void clients_is_admin(struct clients *c, struct client *cl)
+{
+    (void)c;
+    assert(cl->state == CLIENT_CONNECTED);
+    handshake_over(cl);
+    cl->state = CLIENT_ADMIN;
+}
+
+/* ---- lanes --------------------------------------------------------------------------------------
+ */
+
+static void lane_unmap(struct client *cl)
+{
+    cl->lane = NULL;
+    cb_segment_unmap(&cl->up);
+    cb_segment_unmap(&cl->down);
+}
+
+/* What hello may not have: 0, or a negative cb_status with detail. */
+static int lane_allowed(const struct clients *c, const struct client *cl,
+                        const struct cb_hello *hello, uint32_t detail[2])
+{
+    const struct settings *set = c->config.settings;
+    uint64_t pool_max = set->lane_pool_tokens_max * sizeof(uint32_t);
+    if (hello->n_slots > set->lane_slots_max) {
+        detail[0] = hello->n_slots;
+        detail[1] = (uint32_t)set->lane_slots_max;
+        return CB_QUOTA;
+    }
+    if (hello->arena_bytes > set->lane_arena_bytes_max || hello->pool_bytes > pool_max) {
+        bool is_arena = hello->arena_bytes > set->lane_arena_bytes_max;
+        uint64_t asked = is_arena ? hello->arena_bytes : hello->pool_bytes;
+        uint64_t most = is_arena ? set->lane_arena_bytes_max : pool_max;
+        detail[0] = asked > UINT32_MAX ? UINT32_MAX : (uint32_t)asked;
+        detail[1] = most > UINT32_MAX ? UINT32_MAX : (uint32_t)most;
+        return CB_QUOTA;
+    }
+    if (c->n_lanes >= set->max_lanes) {
+        detail[0] = c->n_lanes + 1;
+        detail[1] = (uint32_t)set->max_lanes;
+        return CB_QUOTA;
+    }
+    if (cl->quota->n_lanes >= set->uid_lanes) {
+        detail[0] = cl->quota->n_lanes + 1;
+        detail[1] = (uint32_t)set->uid_lanes;
+        return CB_QUOTA;
+    }
+    return 0;
+}
+
+int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hello *hello,
+                      int fds[2], uint32_t detail[2])
+{
+    const struct settings *set = c->config.settings;
+    struct cb_geometry *g = &cl->geometry;
+    struct cb_why why;
+    assert(cl->state == CLIENT_CONNECTED);
+    int status = lane_allowed(c, cl, hello, detail);
+    if (status)
+        return status;
+    if (cb_geometry_make(g, hello->n_slots ? hello->n_slots : (uint32_t)set->lane_slots,
+                         hello->arena_bytes ? hello->arena_bytes : set->lane_arena_bytes,
+                         hello->pool_bytes ? hello->pool_bytes
+                                           : set->lane_pool_tokens * sizeof(uint32_t),
+                         c->config.n_vocab, c->config.n_context))
+        return CB_INVALID;
+    size_t lane_bytes = (cb_lane_bytes(g) + 63) / 64 * 64;
+    size_t record_bytes = lane_bytes + g->n_slots * sizeof(struct client_slot);
+    uint64_t bytes = g->up_bytes + g->down_bytes + record_bytes;
+    if (cl->quota->bytes + bytes > set->uid_bytes) {
+        detail[0] = (uint32_t)((cl->quota->bytes + bytes) >> 20);
+        detail[1] = (uint32_t)(set->uid_bytes >> 20);
+        return CB_QUOTA;
+    }
+    fds[0] = fds[1] = -1;
+    int r = cb_segment_make_up(&cl->up, &fds[0], g->up_bytes, &why);
+    if (r == 0)
+        r = cb_segment_make_down(&cl->down, &fds[1], g->down_bytes, &why);
+    if (r == 0)
+        r = cb_segment_private(&cl->record, record_bytes, &why);
+    if (r) {
+        log_client(c->config.log, "no lane for uid %u: %s", (unsigned)cl->lease.uid, why.text);
+        lane_unmap(cl);
+        for (int i = 0; i < 2; i++)
+            if (fds[i] >= 0)
+                close(fds[i]);
+        return r == -ENOMEM || r == -ENOSPC ? CB_NO_MEMORY : CB_SYSTEM;
+    }
+    struct cb_lane_config config = {
+        .lane_id = cl->lane_id,
+        .boot_id = {c->config.boot_id[0], c->config.boot_id[1]},
+        .fingerprint = {c->config.fingerprint[0], c->config.fingerprint[1]},
+        .first_cursor = c->config.first_cursor,
+    };
+    cl->lane = cb_lane_init(cl->record.base, g, cl->up.base, cl->down.base, &config);
+    cl->slots = (struct client_slot *)(void *)((char *)cl->record.base + lane_bytes);
+    for (uint32_t i = 0; i < g->n_slots; i++)
+        cl->slots[i] = (struct client_slot){.client = cl, .slot = i};
+    cl->wake = hello->wake;
+    cl->bytes = bytes;
+    cl->state = CLIENT_WELCOMED;
+    cl->quota->n_lanes++;
+    cl->quota->bytes += bytes;
+    c->n_lanes++;
+    c->lane_bytes += bytes;
+    cb_stats_set(c->config.stats, CB_STAT_lanes, c->n_lanes);
+    cb_stats_set(c->config.stats, CB_STAT_lane_bytes, c->lane_bytes);
+    return 0;
+}
+
+void clients_lane_live(struct clients *c, struct client *cl)
+{
+    assert(cl->state == CLIENT_WELCOMED);
+    handshake_over(cl);
+    cl->state = CLIENT_LIVE;
+    list_append(&cl->quota->live, &cl->link);
+    cb_stats_add(c->config.stats, CB_STAT_lanes_opened, 1);
+}
+
+/* ---- the end ------------------------------------------------------------------------------------
+ */
+
+static void client_release(struct clients *c, struct client *cl)
+{
+    struct quota *q = cl->quota;
+    cb_segment_unmap(&cl->record);
+    cl->slots = NULL;
+    cl->state = CLIENT_FREE;
+    c->n_connections--;
+    q->n_connections--;
+    quota_settle(c, q);
+    list_append(&c->free, &cl->link);
+}
+
+static void lane_broken(struct clients *c, struct client *cl)
+{
+    struct quota *q = cl->quota;
+    cb_stats_add(c->config.stats, CB_STAT_lane_broken, 1);
+    if (q->n_broken < BACKOFF_MOST)
+        q->n_broken++;
+    q->backoff_until_ns = clock_now(c->config.clock) + q->n_broken * BACKOFF_NS;
+    log_client(c->config.log, "lane %u of uid %u broke a rule of the format and was closed",
+               cl->lane_id, (unsigned)cl->lease.uid);
+}
+
+static void lane_ring(struct clients *c, struct client *cl)
+{
+    if (cl->wake == CB_WAKE_SOCKET) {
+        if (!cl->is_ringing && cl->sock.is_active) {
+            cl->is_ringing = true;
+            loop_ring(c->config.loop, &cl->sock);
+        }
+        return;
+    }
+    (void)cb_doorbell_wake(cb_lane_bell(cl->lane));
+    cb_lane_answered(cl->lane);
+    cb_stats_add(c->config.stats, CB_STAT_bells_sent, 1);
+}
+
+void clients_close(struct clients *c, struct client *cl, enum cb_closed why)
+{
+    if (cl->state == CLIENT_FREE || cl->state == CLIENT_GONE)
+        return;
+    handshake_over(cl);
+    if (cl->lane) {
+        if (why == CB_CLOSED_BROKEN)
+            lane_broken(c, cl);
+        cb_lane_close(cl->lane, why);
+        (void)cb_lane_flush(cl->lane);
+        /* For a peer that only half died: it may sleep on the bell, and the socket's end below
+         * wakes whoever sleeps on that. */
+        (void)cb_doorbell_wake(cb_lane_bell(cl->lane));
+        lane_unmap(cl);
+        c->n_lanes--;
+        c->lane_bytes -= cl->bytes;
+        cl->quota->n_lanes--;
+        cl->quota->bytes -= cl->bytes;
+        cb_stats_set(c->config.stats, CB_STAT_lanes, c->n_lanes);
+        cb_stats_set(c->config.stats, CB_STAT_lane_bytes, c->lane_bytes);
+    }
+    list_remove(&cl->link);
+    loop_unwatch(c->config.loop, &cl->sock);
+    loop_unwatch(c->config.loop, &cl->pid);
+    (void)shutdown(cl->sock.fd, SHUT_RDWR);
+    close(cl->sock.fd);
+    cb_lease_release(&cl->lease);
+    c->has_credit = true;
+    cl->state = CLIENT_GONE;
+    if (cl->n_running == 0) {
+        client_release(c, cl);
+        return;
+    }
+    for (uint32_t i = 0; i < cl->geometry.n_slots; i++)
+        if (cl->slots[i].request)
+            engine_cancel(c->engine, cl->slots[i].request);
+}
+
+void clients_flush(struct clients *c, struct client *cl)
+{
+    if (!cl->lane)
+        return;
+    int r = cb_lane_flush(cl->lane);
+    if (r < 0)
+        clients_close(c, cl, CB_CLOSED_BROKEN);
+    else if (r & CB_LANE_RING)
+        lane_ring(c, cl);
+}
+
+void clients_request_taken(struct clients *c, struct client_slot *s, struct request *request,
+                           uint32_t n_prompt, uint64_t now_ns)
+{
+    struct client *cl = s->client;
+    (void)c;
+    assert(!s->request);
+    s->request = request;
+    s->accepted_ns = now_ns;
+    s->n_prompt = n_prompt;
+    cl->n_running++;
+    cl->quota->n_requests++;
+    cl->quota->waiting_tokens += n_prompt;
+}
+
+void clients_request_over(struct clients *c, struct client_slot *s)
+{
+    struct client *cl = s->client;
+    assert(s->request && cl->n_running > 0);
+    s->request = NULL;
+    cl->n_running--;
+    cl->quota->n_requests--;
+    cl->quota->waiting_tokens -= s->n_prompt;
+    c->has_credit = true;
+    if (cl->state == CLIENT_GONE && cl->n_running == 0)
+        client_release(c, cl);
+}
+
+void clients_notice(struct clients *c, uint32_t bits)
+{
+    for (uint32_t i = 0; i < c->n_clients; i++) {
+        struct client *cl = &c->table[i];
+        if (cl->lane) {
+            cb_lane_notice(cl->lane, bits);
+            (void)cb_doorbell_send(cl->sock.fd, CB_RECORD_NOTICE);
+            clients_flush(c, cl);
+        }
+    }
+}
+
+struct client *clients_find(struct clients *c, uint32_t lane_id)
+{
+    for (uint32_t i = 0; i < c->n_clients; i++)
+        if (c->table[i].lane && c->table[i].lane_id == lane_id)
+            return &c->table[i];
+    return NULL;
+}
+
+struct clients *clients_free(struct clients *c)
+{
+    if (!c)
+        return NULL;
+    for (uint32_t i = 0; c->table && i < c->n_clients; i++) {
+        struct client *cl = &c->table[i];
+        if (cl->state == CLIENT_FREE)
+            continue;
+        /* The engine is gone, and what it held with it. The last one over frees a GONE client. */
+        for (uint32_t s = 0; cl->slots && s < cl->geometry.n_slots; s++)
+            if (cl->slots[s].request)
+                clients_request_over(c, &cl->slots[s]);
+        clients_close(c, cl, CB_CLOSED_STOPPED);
+    }
+    free(c->table);
+    free(c->quotas);
+    free(c);
+    return NULL;
+}
+
+/* ---- audit --------------------------------------------------------------------------------------
+ */
+
+static int quota_check(const struct clients *c, const struct quota *q, const char **whyp)
+{
+    uint32_t n_connections = 0, n_half_open = 0, n_lanes = 0, n_requests = 0;
+    uint64_t bytes = 0, tokens = 0;
+    for (uint32_t i = 0; i < c->n_clients; i++) {
+        const struct client *cl = &c->table[i];
+        if (cl->state == CLIENT_FREE || cl->quota != q)
+            continue;
+        n_connections++;
+        n_half_open += cl->state == CLIENT_CONNECTED || cl->state == CLIENT_WELCOMED;
+        n_lanes += cl->lane != NULL;
+        bytes += cl->lane ? cl->bytes : 0;
+        n_requests += cl->n_running;
+        for (uint32_t s = 0; cl->slots && s < cl->geometry.n_slots; s++)
+            tokens += cl->slots[s].request ? cl->slots[s].n_prompt : 0;
+    }
+    *whyp = n_connections != q->n_connections ? "a uid's connections are miscounted"
+            : n_half_open != q->n_half_open   ? "a uid's half-open connections are miscounted"
+            : n_lanes != q->n_lanes           ? "a uid's lanes are miscounted"
+            : n_requests != q->n_requests     ? "a uid's requests are miscounted"
+            : bytes != q->bytes               ? "a uid's bytes are miscounted"
+            : tokens != q->waiting_tokens     ? "a uid's waiting tokens are miscounted"
+                                              : NULL;
+    return *whyp ? -EUCLEAN : 0;
+}
+
+int clients_check(const struct clients *c, const char **whyp)
+{
+    struct list *l, *after;
+    int r = 0;
+    list_for_each (l, after, &c->used_quotas) {
+        if (r == 0)
+            r = quota_check(c, list_entry(l, const struct quota, link), whyp);
+    }
+    for (uint32_t i = 0; i < c->n_clients && r == 0; i++)
+        if (c->table[i].lane)
+            r = cb_lane_check(c->table[i].lane, whyp);
+    return r;
+}

@@ -1,0 +1,157 @@
+/* daemon/clients.h - who is connected: their lanes, what is charged to whom, and their death.
+ *
+ * A fixed table, made at start; lanes themselves are fresh memory from the kernel, never the heap.
+ * Each connection belongs to a uid, and everything it uses is charged to that uid's quota before it
+ * is used and given back on every path: connections, half-open ones, lanes, bytes, requests, prompt
+ * tokens that wait.
+ *
+ *   FREE ─▶ CONNECTED ─▶ WELCOMED ─▶ LIVE ─▶ GONE ─▶ FREE
+ *                │                            ▲
+ *                └▶ ADMIN      every state ───┘
+ *
+ * GONE: socket and segments are closed, quota of the lane is returned; requests that the engine
+ * still holds were cancelled, and the entry is free once their ends were reported.
+ *
+ * A client's death is its pidfd, the end of its socket, a broken rule, or an administrator: never
+ * its silence. Loop thread only. */
+#ifndef CB_DAEMON_CLIENTS_H
+#define CB_DAEMON_CLIENTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/base/list.h"
+#include "daemon/loop.h"
+#include "daemon/settings.h"
+#include "shm/control.h"
+#include "shm/lane.h"
+#include "shm/lease.h"
+#include "shm/segment.h"
+#include "shm/stats.h"
+
+struct control;
+struct engine;
+struct request;
+
+enum client_state {
+    CLIENT_FREE,
+    CLIENT_CONNECTED, /* nothing but a socket; two seconds to change that */
+    CLIENT_ADMIN,     /* sent a command                                   */
+    CLIENT_WELCOMED,  /* has a lane, READY is awaited                     */
+    CLIENT_LIVE,
+    CLIENT_GONE,
+};
+
+/* What one uid uses. */
+struct quota {
+    uid_t uid;
+    uint32_t n_connections, n_half_open, n_lanes, n_requests;
+    uint64_t waiting_tokens, bytes;
+    uint32_t n_broken; /* lanes closed for a broken rule, fading by one a back-off */
+    uint64_t backoff_until_ns;
+    int64_t deficit;  /* intake's: what it may still take in this round */
+    struct list link; /* of all quotas in use                           */
+    struct list live; /* its live clients; intake turns it              */
+};
+
+/* A lane's slot while the engine has its request; the engine's `owner`. */
+struct client_slot {
+    struct client *client;
+    struct request *request; /* NULL: none runs */
+    uint64_t accepted_ns;
+    uint32_t slot, n_prompt;
+};
+
+struct client {
+    struct clients *clients;
+    enum client_state state;
+    uint32_t lane_id; /* counts connections; never 0, never used twice in a boot */
+    uint32_t n_offences;
+    struct loop_watch sock, pid;
+    struct loop_timer handshake;
+    struct cb_lease lease;
+    struct quota *quota;
+    bool may_admin;
+
+    struct cb_lane *lane; /* WELCOMED and LIVE only */
+    struct cb_segment up, down, record;
+    struct client_slot *slots; /* [geometry.n_slots], in record */
+    struct cb_geometry geometry;
+    uint32_t wake; /* enum cb_wake */
+    uint32_t n_running;
+    uint64_t bytes;  /* charged */
+    bool waits;      /* cb_lane_wait was called: for credit outside the lane */
+    bool is_ringing; /* a socket bell is on its way */
+
+    void *reply;      /* control's: the answer being sent */
+    struct list link; /* of the quota's live clients, else of the free ones */
+};
+
+struct clients_config {
+    const struct settings *settings;
+    const struct clock *clock;
+    struct log *log;
+    struct loop *loop;
+    struct cb_stats_page *stats;
+    uint32_t n_vocab, n_context;
+    uint64_t boot_id[2], fingerprint[2];
+    uint64_t first_cursor; /* tests begin near 2^64 */
+    gid_t admin_group;     /* (gid_t)-1: none       */
+};
+
+struct clients {
+    struct clients_config config;
+    struct engine *engine;   /* set once it exists */
+    struct control *control; /* whose handlers the sockets have; set once it exists */
+    struct client *table;
+    struct quota *quotas;
+    uint32_t n_clients, n_connections, n_lanes, last_lane_id;
+    uint64_t lane_bytes;
+    struct list free, used_quotas, free_quotas;
+    bool has_credit; /* some request ended since intake last looked */
+};
+
+/* 0 or -ENOMEM. */
+int clients_new(struct clients **clientsp, const struct clients_config *config);
+struct clients *clients_free(struct clients *c); /* closes all; the engine is gone already */
+
+/* Takes a connected socket with its lease. 0 and *clientp; or a negative cb_status with detail[2],
+ * and socket and lease are still the caller's. `ready` is control's handler of the socket. */
+int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
+                    void (*ready)(struct loop_watch *w, uint32_t events), struct client **clientp,
+                    uint32_t detail[2]);
+
+/* Gives a CONNECTED client the lane that hello (checked by control) asks for: WELCOMED. 0, and
+ * fds[2] (UP, DOWN) are the caller's to pass and close; or a negative cb_status with detail[2]. */
+int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hello *hello,
+                      int fds[2], uint32_t detail[2]);
+/* READY came. */
+void clients_lane_live(struct clients *c, struct client *cl);
+
+/* It sent a command: no longer half-open. */
+void clients_is_admin(struct clients *c, struct client *cl);
+
+/* Ends it: why is CB_CLOSED_NO for one without a lane. Its running requests are cancelled. Fine on
+ * one that is GONE. */
+void clients_close(struct clients *c, struct client *cl, enum cb_closed why);
+
+/* Publishes what happened in a lane and rings its client if it sleeps; closes it if it is broken.
+ */
+void clients_flush(struct clients *c, struct client *cl);
+
+/* The slot's request is over (deliver), or was accepted (intake): charges. */
+void clients_request_taken(struct clients *c, struct client_slot *s, struct request *request,
+                           uint32_t n_prompt, uint64_t now_ns);
+void clients_request_over(struct clients *c, struct client_slot *s);
+
+/* Sets the state bits of every lane. */
+void clients_notice(struct clients *c, uint32_t bits);
+
+/* The client of that lane, or NULL. */
+struct client *clients_find(struct clients *c, uint32_t lane_id);
+
+/* 0, or -EUCLEAN and *whyp a sentence: counts against the table, and every lane's own audit. */
+int clients_check(const struct clients *c, const char **whyp);
+
+#endif

@@ -1,0 +1,448 @@
+/* A handler reads at most RECORDS_A_TURN records of one connection, so that bells at full speed
+ * cost others nothing: the rest waits for the next turn.
+ *
+ * Replies. An answer is built whole in one of a few buffers and then goes out as the socket takes
+ * it; a client that does not read holds its buffer until its connection ends, and who finds none
+ * free is told CB_BUSY. While one is on its way, further commands of that connection wait in its
+ * socket. */
+#include "daemon/control.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/admin.h"
+#include "daemon/base/buf.h"
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "shm/doorbell.h"
+
+#define RECORDS_A_TURN 8
+#define ACCEPTS_A_TURN 16
+#define OFFENCES       2
+#define N_REPLIES      4
+#define REPLY_BYTES    (256u << 10)
+
+struct reply {
+    struct client *client; /* NULL: free */
+    uint32_t lane_id;      /* the connection it belongs to: an entry is used again */
+    int status;
+    struct buf text;
+    size_t sent;
+};
+
+struct control {
+    struct control_config config;
+    struct loop_watch listener;
+    int spare_fd; /* closed to accept and refuse when there are no descriptors left */
+    bool refuses;
+    struct reply replies[N_REPLIES];
+    char *reply_bytes;
+};
+
+static void client_ready(struct loop_watch *w, uint32_t events);
+
+int control_new(struct control **controlp, const struct control_config *config)
+{
+    struct control *c = calloc(1, sizeof *c);
+    if (!c)
+        return -ENOMEM;
+    c->config = *config;
+    c->reply_bytes = malloc(N_REPLIES * REPLY_BYTES);
+    c->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (!c->reply_bytes || c->spare_fd < 0) {
+        int r = c->reply_bytes ? -errno : -ENOMEM;
+        control_free(c);
+        return r;
+    }
+    *controlp = c;
+    return 0;
+}
+
+struct control *control_free(struct control *c)
+{
+    if (!c)
+        return NULL;
+    loop_unwatch(c->config.loop, &c->listener);
+    if (c->spare_fd >= 0)
+        close(c->spare_fd);
+    free(c->reply_bytes);
+    free(c);
+    return NULL;
+}
+
+void control_refuse_all(struct control *c)
+{
+    c->refuses = true;
+}
+
+/* ---- records, pure ------------------------------------------------------------------------------
+ */
+
+static bool is_zero(const void *bytes, size_t n)
+{
+    const unsigned char *b = bytes;
+    unsigned char any = 0;
+    for (size_t i = 0; i < n; i++)
+        any |= b[i];
+    return any == 0;
+}
+
+enum control_record control_record_check(const void *bytes, size_t n)
+{
+    struct cb_record_head head;
+    if (n != CB_RECORD_BYTES)
+        return CONTROL_BAD;
+    memcpy(&head, bytes, sizeof head);
+    if (head.magic != CB_RECORD_MAGIC || head.reserved != 0)
+        return CONTROL_BAD;
+    switch (head.type) {
+    case CB_RECORD_HELLO: {
+        const struct cb_hello *hello = bytes;
+        return is_zero(hello->reserved, sizeof hello->reserved) ? CONTROL_HELLO : CONTROL_BAD;
+    }
+    case CB_RECORD_ADMIN: {
+        const struct cb_admin *admin = bytes;
+        if (admin->command_bytes > sizeof admin->command ||
+            admin->argument_bytes > sizeof admin->argument)
+            return CONTROL_BAD;
+        return is_zero(admin->command + admin->command_bytes,
+                       sizeof admin->command - admin->command_bytes) &&
+                       is_zero(admin->argument + admin->argument_bytes,
+                               sizeof admin->argument - admin->argument_bytes)
+                   ? CONTROL_ADMIN
+                   : CONTROL_BAD;
+    }
+    case CB_RECORD_READY:
+    case CB_RECORD_BYE:
+    case CB_RECORD_BELL: {
+        const struct cb_plain_record *plain = bytes;
+        if (!is_zero(plain->reserved, sizeof plain->reserved))
+            return CONTROL_BAD;
+        return head.type == CB_RECORD_READY ? CONTROL_READY
+               : head.type == CB_RECORD_BYE ? CONTROL_BYE
+                                            : CONTROL_BELL;
+    }
+    default:
+        return CONTROL_BAD;
+    }
+}
+
+int control_hello_check(const struct cb_hello *hello, uint32_t detail[2])
+{
+    detail[0] = hello->format_min;
+    detail[1] = hello->format_max;
+    if (hello->format_min > CB_FORMAT || hello->format_max < CB_FORMAT)
+        return CB_VERSION;
+    if (hello->word_size != CB_WORD_SIZE || hello->endian != CB_ENDIAN)
+        return CB_VERSION;
+    if (hello->features & CB_FEATURES_MUST)
+        return CB_VERSION;
+    if (hello->wake != CB_WAKE_FUTEX && hello->wake != CB_WAKE_SOCKET)
+        return CB_BAD_RECORD;
+    return 0;
+}
+
+/* ---- handshake ----------------------------------------------------------------------------------
+ */
+
+static void refuse(struct control *c, int fd, int status, const uint32_t detail[2])
+{
+    struct cb_refused refused = {
+        .head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_REFUSED},
+        .status = status,
+        .detail = {detail[0], detail[1]},
+    };
+    cb_stats_add(c->config.stats, CB_STAT_lanes_refused, 1);
+    ssize_t n = send(fd, &refused, sizeof refused, MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)n; /* whoever is not there to read it needs no reason */
+}
+
+static void refuse_client(struct control *c, struct client *cl, int status,
+                          const uint32_t detail[2])
+{
+    refuse(c, cl->sock.fd, status, detail);
+    clients_close(c->config.clients, cl, CB_CLOSED_BYE);
+}
+
+static bool send_welcome(struct control *c, const struct client *cl, const int fds[4])
+{
+    const struct clients_config *config = &c->config.clients->config;
+    struct cb_welcome welcome = {
+        .head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_WELCOME},
+        .format = CB_FORMAT,
+        .lane_id = cl->lane_id,
+        .boot_id = {config->boot_id[0], config->boot_id[1]},
+        .fingerprint = {config->fingerprint[0], config->fingerprint[1]},
+        .geometry = cl->geometry,
+        .vocab_bytes = c->config.vocab_bytes,
+        .status_bytes = c->config.status_bytes,
+        .spin_us = c->config.spin_us,
+    };
+    strncpy(welcome.status_name, c->config.status_name, sizeof welcome.status_name - 1);
+    union {
+        char bytes[CMSG_SPACE(4 * sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    memset(&control, 0, sizeof control);
+    struct iovec iov = {.iov_base = &welcome, .iov_len = sizeof welcome};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
+    cmsg->cmsg_level = SOL_SOCKET;
+    cmsg->cmsg_type = SCM_RIGHTS;
+    cmsg->cmsg_len = CMSG_LEN(4 * sizeof(int));
+    memcpy(CMSG_DATA(cmsg), fds, 4 * sizeof(int));
+    return sendmsg(cl->sock.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof welcome;
+}
+
+static void handle_hello(struct control *c, struct client *cl, const struct cb_hello *hello)
+{
+    uint32_t detail[2] = {0, 0};
+    int fds[4] = {-1, -1, c->config.status_fd, c->config.vocab_fd};
+    int status = control_hello_check(hello, detail);
+    if (status == 0 && c->refuses)
+        status = CB_DRAINING;
+    if (status == 0)
+        status = clients_lane_open(c->config.clients, cl, hello, fds, detail);
+    if (status) {
+        refuse_client(c, cl, status, detail);
+        return;
+    }
+    bool sent = send_welcome(c, cl, fds);
+    close(fds[0]);
+    close(fds[1]);
+    if (!sent)
+        clients_close(c->config.clients, cl, CB_CLOSED_BYE);
+}
+
+/* ---- replies ------------------------------------------------------------------------------------
+ */
+
+static struct reply *reply_take(struct control *c, struct client *cl)
+{
+    for (uint32_t i = 0; i < N_REPLIES; i++) {
+        struct reply *r = &c->replies[i];
+        if (r->client && (r->client->lane_id != r->lane_id || r->client->state != CLIENT_ADMIN))
+            r->client = NULL; /* its connection ended */
+        if (!r->client) {
+            r->client = cl;
+            r->lane_id = cl->lane_id;
+            r->sent = 0;
+            buf_init(&r->text, c->reply_bytes + i * REPLY_BYTES, REPLY_BYTES);
+            cl->reply = r;
+            return r;
+        }
+    }
+    return NULL;
+}
+
+/* One piece: 1: more to send; 0: that was all; -EAGAIN: the socket is full; else it is gone. */
+static int reply_send_piece(struct client *cl, int status, const char *text, size_t left)
+{
+    struct cb_reply record = {.head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_REPLY}};
+    size_t n = left < sizeof record.text ? left : sizeof record.text;
+    memcpy(record.text, text, n);
+    record.bytes = (uint16_t)n;
+    record.is_last = n == left;
+    record.status = record.is_last ? status : CB_OK;
+    if (send(cl->sock.fd, &record, sizeof record, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+        return errno == EAGAIN || errno == ENOBUFS ? -EAGAIN : -EPIPE;
+    return !record.is_last;
+}
+
+static void reply_send(struct control *c, struct client *cl)
+{
+    struct reply *reply = cl->reply;
+    int r;
+    do {
+        r = reply_send_piece(cl, reply->status, reply->text.data + reply->sent,
+                             reply->text.n - reply->sent);
+        if (r >= 0)
+            reply->sent += r ? sizeof((struct cb_reply *)0)->text : 0;
+    } while (r == 1);
+    if (r == -EAGAIN) { /* on with it when the socket has room */
+        if (loop_change(c->config.loop, &cl->sock, LOOP_WRITE) == 0)
+            return;
+        r = -EPIPE;
+    }
+    reply->client = NULL;
+    cl->reply = NULL;
+    if (r < 0 || loop_change(c->config.loop, &cl->sock, LOOP_READ) < 0)
+        clients_close(c->config.clients, cl, CB_CLOSED_NO);
+}
+
+static void handle_admin(struct control *c, struct client *cl, const struct cb_admin *record)
+{
+    char command[sizeof record->command + 1] = "", argument[sizeof record->argument + 1] = "";
+    memcpy(command, record->command, record->command_bytes);
+    memcpy(argument, record->argument, record->argument_bytes);
+    if (cl->state == CLIENT_CONNECTED)
+        clients_is_admin(c->config.clients, cl);
+    struct reply *reply = reply_take(c, cl);
+    if (!reply) {
+        if (reply_send_piece(cl, CB_BUSY, "", 0) < 0)
+            clients_close(c->config.clients, cl, CB_CLOSED_NO);
+        return;
+    }
+    reply->status = admin_command(c->config.daemon, cl, command, argument, &reply->text);
+    if (cl->state == CLIENT_ADMIN)
+        reply_send(c, cl);
+}
+
+/* ---- connections --------------------------------------------------------------------------------
+ */
+
+static void offend(struct control *c, struct client *cl)
+{
+    if (++cl->n_offences >= OFFENCES)
+        clients_close(c->config.clients, cl, cl->lane ? CB_CLOSED_BROKEN : CB_CLOSED_NO);
+}
+
+static void handle_record(struct control *c, struct client *cl, const void *record, size_t n)
+{
+    enum client_state state = cl->state;
+    switch (control_record_check(record, n)) {
+    case CONTROL_HELLO:
+        if (state == CLIENT_CONNECTED)
+            handle_hello(c, cl, record);
+        else
+            offend(c, cl);
+        return;
+    case CONTROL_READY:
+        if (state == CLIENT_WELCOMED)
+            clients_lane_live(c->config.clients, cl);
+        else
+            offend(c, cl);
+        return;
+    case CONTROL_BELL:
+        if (state == CLIENT_LIVE) /* that it came has woken the loop, which looks at every lane */
+            cb_stats_add(c->config.stats, CB_STAT_bells_received, 1);
+        else
+            offend(c, cl);
+        return;
+    case CONTROL_BYE:
+        clients_close(c->config.clients, cl, CB_CLOSED_BYE);
+        return;
+    case CONTROL_ADMIN:
+        if (state == CLIENT_CONNECTED || state == CLIENT_ADMIN)
+            handle_admin(c, cl, record);
+        else
+            offend(c, cl);
+        return;
+    case CONTROL_BAD:
+        if (state == CLIENT_CONNECTED) {
+            const uint32_t detail[2] = {0, 0};
+            refuse_client(c, cl, CB_BAD_RECORD, detail);
+        } else {
+            offend(c, cl);
+        }
+        return;
+    }
+}
+
+/* The handler needs the control, the watch is the client's: the way is through its table. */
+static struct control *control_of(const struct client *cl)
+{
+    return cl->clients->control;
+}
+
+static void client_ready(struct loop_watch *w, uint32_t events)
+{
+    struct client *cl = list_entry(w, struct client, sock);
+    struct control *c = control_of(cl);
+    /* Aligned for every record; foreign bytes until checked. */
+    _Alignas(8) unsigned char record[CB_RECORD_BYTES];
+    if (cl->reply) { /* commands wait until the answer before them is out */
+        if (events & LOOP_HUP)
+            clients_close(c->config.clients, cl, CB_CLOSED_NO);
+        else if (events & LOOP_WRITE)
+            reply_send(c, cl);
+        return;
+    }
+    uint32_t lane_id = cl->lane_id;
+    for (int i = 0; i < RECORDS_A_TURN; i++) {
+        if (cl->state == CLIENT_FREE || cl->state == CLIENT_GONE || cl->lane_id != lane_id ||
+            cl->reply)
+            return;
+        struct iovec iov = {.iov_base = record, .iov_len = sizeof record};
+        struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+        ssize_t n = recvmsg(cl->sock.fd, &message, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return;
+        if (n <= 0 || message.msg_flags & MSG_CTRUNC) {
+            /* Its end; an empty record, which looks the same; or a descriptor. */
+            clients_close(c->config.clients, cl, CB_CLOSED_BYE);
+            return;
+        }
+        if (message.msg_flags & MSG_TRUNC)
+            n = 0; /* longer than any record */
+        handle_record(c, cl, record, (size_t)n);
+    }
+}
+
+void control_adopt(struct control *c, int fd, const struct cb_lease *lease)
+{
+    struct cb_lease own = *lease;
+    struct client *cl;
+    uint32_t detail[2] = {0, 0};
+    int status = clients_connect(c->config.clients, fd, &own, client_ready, &cl, detail);
+    if (status) {
+        refuse(c, fd, status, detail);
+        cb_lease_release(&own);
+        close(fd);
+    }
+}
+
+/* No descriptor left: the one in reserve is given up to accept and end the oldest waiting
+ * connection, or the readable listener would spin the loop. */
+static bool accept_and_drop(struct control *c)
+{
+    close(c->spare_fd);
+    c->spare_fd = -1;
+    int fd = accept4(c->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (fd >= 0) {
+        const uint32_t detail[2] = {0, 0};
+        refuse(c, fd, CB_QUOTA, detail);
+        close(fd);
+    }
+    c->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    log_client(c->config.log, "out of descriptors: a connection was refused; raise the limit (%s)",
+               "RLIMIT_NOFILE");
+    return fd >= 0;
+}
+
+static void listener_ready(struct loop_watch *w, uint32_t events)
+{
+    struct control *c = list_entry(w, struct control, listener);
+    (void)events;
+    for (int i = 0; i < ACCEPTS_A_TURN; i++) {
+        int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        struct cb_lease lease;
+        if (fd < 0) {
+            if ((errno == EMFILE || errno == ENFILE) && accept_and_drop(c))
+                continue;
+            return;
+        }
+        int r = cb_lease_take(&lease, fd);
+        if (r) {
+            log_client(c->config.log, "can't tell who connected (%s)", strerror(-r));
+            close(fd);
+            continue;
+        }
+        control_adopt(c, fd, &lease);
+    }
+}
+
+int control_listen(struct control *c, int listen_fd)
+{
+    c->listener.fd = listen_fd;
+    c->listener.ready = listener_ready;
+    return loop_watch(c->config.loop, &c->listener, LOOP_READ);
+}

@@ -1,0 +1,57 @@
+/* daemon/control.h - the control socket's records: who gets a lane, and commands of operators.
+ *
+ * Records are fixed, checked to the last reserved byte, and received without a control buffer. A
+ * connection has two seconds from accept to READY or a command. One that carries a descriptor, says
+ * READY too early or sends a command on a lane offends; so does any record that makes no sense: two
+ * offences close it, a descriptor does at once.
+ *
+ * Commands answer in JSON (daemon/admin.h), sent in pieces as the socket takes them. Loop thread
+ * only; nothing allocates after control_new. */
+#ifndef CB_DAEMON_CONTROL_H
+#define CB_DAEMON_CONTROL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/clients.h"
+
+struct control;
+struct daemon; /* daemon/daemon.h: what commands act on */
+
+struct control_config {
+    struct daemon *daemon;
+    struct clients *clients;
+    struct loop *loop;
+    const struct clock *clock;
+    struct log *log;
+    struct cb_stats_page *stats;
+    uint32_t spin_us;        /* what clients are advised */
+    int status_fd, vocab_fd; /* passed with WELCOME; stay the caller's */
+    uint64_t status_bytes, vocab_bytes;
+    const char *status_name;
+};
+
+int control_new(struct control **controlp, const struct control_config *config); /* 0 or -errno */
+struct control *control_free(struct control *c); /* NULL is fine; returns NULL */
+
+/* Begins to accept on a listening socket, which stays the caller's. 0 or -errno. */
+int control_listen(struct control *c, int listen_fd);
+/* Serves a socket that is connected already; socket and lease are the control's in any case. */
+void control_adopt(struct control *c, int fd, const struct cb_lease *lease);
+/* From now on every HELLO is refused with CB_DRAINING. */
+void control_refuse_all(struct control *c);
+
+/* What n received bytes say. Pure; so is the next. */
+enum control_record {
+    CONTROL_BAD,
+    CONTROL_HELLO,
+    CONTROL_READY,
+    CONTROL_BYE,
+    CONTROL_BELL,
+    CONTROL_ADMIN,
+};
+enum control_record control_record_check(const void *bytes, size_t n);
+/* Whether this version can serve a well-formed hello: 0 or a negative cb_status with detail[2]. */
+int control_hello_check(const struct cb_hello *hello, uint32_t detail[2]);
+
+#endif

@@ -1,0 +1,390 @@
+/* The loop of style 8, with the two things that need care around it: how it falls asleep, and what
+ * it does with time nobody else wants.
+ *
+ * Falling asleep is one half of a Dekker pair with every client: say doze in all lanes, fence, look
+ * at all lanes again, and only then block. With lanes open a sleep lasts at most net_ms, and what
+ * is found then that no bell announced is counted: the net under our own bugs, not a means of
+ * progress. Without lanes nothing wakes.
+ *
+ * Idle time after the start goes into giving the cache its memory, a few MiB a turn. */
+#include "daemon/daemon.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/model/model.h"
+#include "shm/doorbell.h"
+
+#define POPULATE_BYTES         (4u << 20)
+#define MS                     1000000ull
+#define DEFAULT_BATCH_TOKENS   512u
+#define DEFAULT_BATCH_REQUESTS 1024u
+
+uint32_t daemon_batch_tokens(const struct settings *set)
+{
+    return set->max_batch_tokens == SETTING_NONE ? DEFAULT_BATCH_TOKENS
+                                                 : (uint32_t)set->max_batch_tokens;
+}
+
+uint32_t daemon_batch_requests(const struct settings *set)
+{
+    uint32_t n = set->max_requests_per_batch == SETTING_NONE
+                     ? DEFAULT_BATCH_REQUESTS
+                     : (uint32_t)set->max_requests_per_batch;
+    return n < daemon_batch_tokens(set) ? n : daemon_batch_tokens(set);
+}
+
+void daemon_boot(const struct daemon_config *config, const char *version, uint64_t unix_s,
+                 struct cb_stats_boot *boot)
+{
+    const struct model_info *info = model_info(config->model);
+    *boot = (struct cb_stats_boot){
+        .boot_id = {config->boot_id[0], config->boot_id[1]},
+        .fingerprint = {info->fingerprint[0], info->fingerprint[1]},
+        .started_unix_s = unix_s,
+        .pid = (uint64_t)getpid(),
+        .n_vocab = info->n_vocab,
+        .n_context = info->n_context,
+        .page_size = info->page_size,
+        .max_batch_tokens = daemon_batch_tokens(config->settings),
+    };
+    strncpy(boot->instance, config->settings->instance, sizeof boot->instance - 1);
+    strncpy(boot->model, info->name, sizeof boot->model - 1);
+    strncpy(boot->backend, info->caps.name[0] ? info->caps.name : "null", sizeof boot->backend - 1);
+    strncpy(boot->version, version, sizeof boot->version - 1);
+}
+
+/* ---- timers -------------------------------------------------------------------------------------
+ */
+
+static void drain_due(struct loop_timer *t)
+{
+    struct daemon *d = list_entry(t, struct daemon, drain_due);
+    log_warnx(d->config.log, "drain_timeout: %u requests are left unfinished",
+              d->seen.n_active + d->seen.n_waiting);
+    daemon_stop(d);
+}
+
+/* Set only while there is work, so an idle daemon is not woken by it. */
+static void watchdog_due(struct loop_timer *t)
+{
+    struct daemon *d = list_entry(t, struct daemon, watchdog);
+    uint64_t now = clock_now(d->config.clock);
+    uint64_t limit_ns = d->config.settings->watchdog_ms * MS;
+    if (d->seen.n_active + d->seen.n_waiting == 0)
+        return;
+    if (now - d->progress_ns >= limit_ns) {
+        cb_stats_add(d->config.stats, CB_STAT_watchdog, 1);
+        log_error(d->config.log, "%u requests run and %u wait, but nothing moved for %llu ms",
+                  d->seen.n_active, d->seen.n_waiting,
+                  (unsigned long long)((now - d->progress_ns) / MS));
+        d->progress_ns = now;
+    }
+    loop_timer_set(d->config.loop, t, d->progress_ns + limit_ns);
+}
+
+/* ---- made and unmade ----------------------------------------------------------------------------
+ */
+
+static int make_parts(struct daemon *d)
+{
+    const struct settings *set = d->config.settings;
+    const struct model_info *info = model_info(d->config.model);
+    const struct clients_config clients = {
+        .settings = set,
+        .clock = d->config.clock,
+        .log = d->config.log,
+        .loop = d->config.loop,
+        .stats = d->config.stats,
+        .n_vocab = info->n_vocab,
+        .n_context = info->n_context,
+        .boot_id = {d->config.boot_id[0], d->config.boot_id[1]},
+        .fingerprint = {info->fingerprint[0], info->fingerprint[1]},
+        .first_cursor = d->config.first_cursor,
+        .admin_group = d->config.admin_group,
+    };
+    int r = clients_new(&d->clients, &clients);
+    if (r)
+        return r;
+    deliver_init(&d->deliver, d->clients, d->config.stats, d->config.clock);
+    const struct engine_sink sink = deliver_sink(&d->deliver);
+    const struct engine_config engine = {
+        .scheduler = strcmp(set->scheduler, "fifo") == 0 ? SCHEDULER_FIFO : SCHEDULER_PREFILL_FIRST,
+        .max_requests = (uint32_t)set->max_requests,
+        .max_held_tokens = set->max_held_tokens,
+        .max_batch_tokens = daemon_batch_tokens(set),
+        .max_requests_per_batch = daemon_batch_requests(set),
+        .max_blocks_per_request =
+            set->max_blocks_per_request == SETTING_NONE ? 0 : (uint32_t)set->max_blocks_per_request,
+        .safety_margin = set->safety_margin,
+        .step_ms_max = (uint32_t)set->step_ms_max,
+    };
+    r = engine_new(&d->engine, &engine, d->config.model, &sink, d->config.clock);
+    if (r)
+        return r;
+    d->clients->engine = d->deliver.engine = d->engine;
+    const struct intake_config intake = {
+        .settings = set,
+        .clock = d->config.clock,
+        .clients = d->clients,
+        .engine = d->engine,
+        .stats = d->config.stats,
+        .n_vocab = info->n_vocab,
+        .n_context = info->n_context,
+        .page_size = info->page_size,
+    };
+    r = intake_new(&d->intake, &intake);
+    if (r)
+        return r;
+    const struct control_config control = {
+        .daemon = d,
+        .clients = d->clients,
+        .loop = d->config.loop,
+        .clock = d->config.clock,
+        .log = d->config.log,
+        .stats = d->config.stats,
+        .spin_us = (uint32_t)set->spin_us,
+        .status_fd = d->config.status_fd,
+        .vocab_fd = d->config.vocab_fd,
+        .status_bytes = d->config.status_bytes,
+        .vocab_bytes = d->config.vocab_bytes,
+        .status_name = d->config.status_name,
+    };
+    r = control_new(&d->control, &control);
+    if (r == 0)
+        d->clients->control = d->control;
+    return r;
+}
+
+int daemon_new(struct daemon **daemonp, const struct daemon_config *config)
+{
+    struct daemon *d = calloc(1, sizeof *d);
+    if (!d)
+        return -ENOMEM;
+    d->config = *config;
+    loop_timer_init(&d->drain_due, drain_due);
+    loop_timer_init(&d->watchdog, watchdog_due);
+    int r = make_parts(d);
+    if (r) {
+        errno = -r;
+        log_warn(config->log, "can't make the daemon's tables");
+        daemon_free(d);
+        return r;
+    }
+    d->may_spin = sysconf(_SC_NPROCESSORS_ONLN) > 2;
+    d->progress_ns = clock_now(config->clock);
+    engine_stats(d->engine, &d->seen);
+    cb_stats_set(config->stats, CB_STAT_blocks_total, d->seen.n_blocks);
+    cb_stats_set(config->stats, CB_STAT_blocks_free, d->seen.n_free_blocks);
+    *daemonp = d;
+    return 0;
+}
+
+struct daemon *daemon_free(struct daemon *d)
+{
+    if (!d)
+        return NULL;
+    loop_timer_clear(&d->drain_due);
+    loop_timer_clear(&d->watchdog);
+    control_free(d->control);
+    intake_free(d->intake);
+    engine_free(d->engine);
+    clients_free(d->clients);
+    free(d);
+    return NULL;
+}
+
+/* ---- the end of service -------------------------------------------------------------------------
+ */
+
+void daemon_drain(struct daemon *d, const char *why)
+{
+    if (d->state != DAEMON_SERVING)
+        return;
+    d->state = DAEMON_DRAINING;
+    log_info(d->config.log, "draining (%s): no new requests; %u run, %u wait", why,
+             d->seen.n_active, d->seen.n_waiting);
+    cb_stats_set(d->config.stats, CB_STAT_draining, 1);
+    control_refuse_all(d->control);
+    intake_refuse_all(d->intake);
+    d->notice |= CB_NOTICE_DRAINING;
+    clients_notice(d->clients, d->notice);
+    d->clients->has_credit = true; /* what waits for credit is refused now */
+    loop_timer_set(d->config.loop, &d->drain_due,
+                   clock_now(d->config.clock) + d->config.settings->drain_timeout * 1000 * MS);
+}
+
+void daemon_stop(struct daemon *d)
+{
+    d->state = DAEMON_STOPPED;
+}
+
+void daemon_settings_changed(struct daemon *d)
+{
+    static const struct {
+        const char *word;
+        enum log_level level;
+    } levels[] = {{"error", LOG_LEVEL_ERROR},
+                  {"warning", LOG_LEVEL_WARNING},
+                  {"info", LOG_LEVEL_INFO},
+                  {"debug", LOG_LEVEL_DEBUG}};
+    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
+        if (strcmp(levels[i].word, d->config.settings->log_level) == 0)
+            d->config.log->level = levels[i].level;
+    d->clients->has_credit = true; /* a quota may have grown */
+}
+
+/* ---- a turn -------------------------------------------------------------------------------------
+ */
+
+/* Publishes what the engine counted since the last turn; notes whether anything moved. */
+static void count(struct daemon *d)
+{
+    struct engine_stats now;
+    struct cb_stats_page *page = d->config.stats;
+    engine_stats(d->engine, &now);
+    cb_stats_add(page, CB_STAT_steps, now.n_steps - d->seen.n_steps);
+    cb_stats_add(page, CB_STAT_tokens_prefill, now.n_prefill_tokens - d->seen.n_prefill_tokens);
+    cb_stats_add(page, CB_STAT_tokens_decode, now.n_decode_tokens - d->seen.n_decode_tokens);
+    cb_stats_add(page, CB_STAT_soft_resets, now.n_soft_resets - d->seen.n_soft_resets);
+    cb_stats_add(page, CB_STAT_model_ns, now.model_ns - d->seen.model_ns);
+    cb_stats_set(page, CB_STAT_requests_active, now.n_active);
+    cb_stats_set(page, CB_STAT_requests_waiting, now.n_waiting);
+    cb_stats_set(page, CB_STAT_blocks_free, now.n_free_blocks);
+    bool has_work = now.n_active + now.n_waiting > 0;
+    if (now.n_steps != d->seen.n_steps || !has_work)
+        d->progress_ns = clock_now(d->config.clock);
+    if (has_work && d->watchdog.at_ns == 0)
+        loop_timer_set(d->config.loop, &d->watchdog,
+                       d->progress_ns + d->config.settings->watchdog_ms * MS);
+    else if (!has_work)
+        loop_timer_clear(&d->watchdog);
+    d->seen = now;
+}
+
+typedef int (*lane_visit)(struct daemon *d, struct client *cl);
+
+/* Calls visit for every live client; the sum of what it returned. */
+static int visit_lanes(struct daemon *d, lane_visit visit)
+{
+    struct list *l, *after, *k, *behind;
+    int sum = 0;
+    list_for_each (l, after, &d->clients->used_quotas) {
+        struct quota *q = list_entry(l, struct quota, link);
+        list_for_each (k, behind, &q->live)
+            sum += visit(d, list_entry(k, struct client, link));
+    }
+    return sum;
+}
+
+static int visit_doze(struct daemon *d, struct client *cl)
+{
+    (void)d;
+    cb_lane_doze(cl->lane);
+    return 1;
+}
+
+static int visit_undoze(struct daemon *d, struct client *cl)
+{
+    (void)d;
+    cb_lane_undoze(cl->lane);
+    return 1;
+}
+
+static int visit_look(struct daemon *d, struct client *cl)
+{
+    int r = cb_lane_look_again(cl->lane, false);
+    if (r < 0)
+        clients_close(d->clients, cl, CB_CLOSED_BROKEN);
+    return r != CB_LANE_NOTHING;
+}
+
+/* True while it is worth looking again before the loop sleeps (settings wait_mode, spin_us). */
+static bool still_spins(struct daemon *d)
+{
+    const struct settings *set = d->config.settings;
+    uint64_t now = clock_now(d->config.clock);
+    if (d->idle_since_ns == 0)
+        d->idle_since_ns = now;
+    if (strcmp(set->wait_mode, "spin") == 0)
+        return true;
+    if (strcmp(set->wait_mode, "eco") == 0 || !d->may_spin)
+        return false;
+    double window_us = (double)set->spin_us;
+    if (window_us > d->step_us / 10)
+        window_us = d->step_us / 10;
+    return (double)(now - d->idle_since_ns) < window_us * 1000;
+}
+
+static void go_to_sleep(struct daemon *d)
+{
+    uint64_t max_ns = LOOP_FOREVER;
+    if (d->clients->n_lanes > 0)
+        max_ns = d->config.settings->net_ms * MS;
+    (void)visit_lanes(d, visit_doze);
+    cb_lane_doze_fence();
+    if (visit_lanes(d, visit_look) == 0 && loop_sleep(d->config.loop, max_ns) == 0) {
+        int found = visit_lanes(d, visit_look);
+        if (found > 0)
+            cb_stats_add(d->config.stats, CB_STAT_wake_missed, (uint64_t)found);
+    }
+    (void)visit_lanes(d, visit_undoze);
+    d->idle_since_ns = 0;
+}
+
+void daemon_turn(struct daemon *d)
+{
+    uint64_t begun_ns = clock_now(d->config.clock);
+    uint64_t model_ns = d->seen.model_ns;
+    (void)loop_serve(d->config.loop);
+    if (d->state == DAEMON_STOPPED)
+        return;
+    bool more = intake_drain(d->intake);
+    int r = engine_step(d->engine);
+    deliver_flush(&d->deliver);
+    count(d);
+    if (r != ENGINE_IDLE || more) {
+        uint64_t turn_ns = clock_now(d->config.clock) - begun_ns;
+        uint64_t in_model_ns = d->seen.model_ns - model_ns;
+        d->step_us += ((double)turn_ns / 1000 - d->step_us) / 16;
+        d->idle_since_ns = 0;
+        cb_stats_add(d->config.stats, CB_STAT_own_ns,
+                     turn_ns > in_model_ns ? turn_ns - in_model_ns : 0);
+        return;
+    }
+    if (d->state == DAEMON_DRAINING && d->seen.n_active + d->seen.n_waiting == 0) {
+        daemon_stop(d);
+        return;
+    }
+    if (!d->is_populated) {
+        d->is_populated = engine_populate_some(d->engine, POPULATE_BYTES) != ENGINE_MORE;
+        return;
+    }
+    if (!still_spins(d))
+        go_to_sleep(d);
+}
+
+int daemon_check(const struct daemon *d, const char **whyp)
+{
+    uint32_t n_running = 0;
+    int r = engine_check(d->engine, whyp);
+    if (r == 0)
+        r = clients_check(d->clients, whyp);
+    for (uint32_t i = 0; i < d->clients->n_clients; i++)
+        if (d->clients->table[i].state != CLIENT_FREE)
+            n_running += d->clients->table[i].n_running;
+    if (r == 0 && n_running != d->seen.n_active + d->seen.n_waiting) {
+        struct engine_stats now;
+        engine_stats(d->engine, &now);
+        if (n_running != now.n_active + now.n_waiting) {
+            *whyp = "engine and clients disagree about how many requests run";
+            r = -EUCLEAN;
+        }
+    }
+    return r;
+}

@@ -1,0 +1,85 @@
+/* daemon/daemon.h - the whole daemon on one loop: what main runs, and the simulation.
+ *
+ * Made of a loop, a model and the segments that every client gets; makes engine, clients, intake,
+ * deliver and control, and turns them. One thread, one writer of all state. Nothing allocates after
+ * daemon_new.
+ *
+ *   SERVING ──drain──▶ DRAINING ──nothing left, or drain_timeout──▶ STOPPED
+ *       └────────────────stop─────────────────────────────────────────▲
+ *
+ * DRAINING: no new lane, no new request; what was accepted ends. STOPPED with requests unfinished:
+ * lanes are closed as stopped and those requests get no end. */
+#ifndef CB_DAEMON_DAEMON_H
+#define CB_DAEMON_DAEMON_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/clients.h"
+#include "daemon/control.h"
+#include "daemon/deliver.h"
+#include "daemon/engine.h"
+#include "daemon/intake.h"
+
+struct daemon_config {
+    struct settings *settings;
+    const struct clock *clock;
+    struct log *log;
+    struct loop *loop;
+    struct model *model;
+    struct cb_stats_page *stats; /* filled by daemon_boot */
+    const char *status_name;
+    int status_fd, vocab_fd;
+    uint64_t status_bytes, vocab_bytes;
+    uint64_t boot_id[2];
+    uint64_t first_cursor;
+    gid_t admin_group;
+};
+
+enum daemon_state { DAEMON_SERVING, DAEMON_DRAINING, DAEMON_STOPPED };
+
+struct daemon {
+    struct daemon_config config;
+    enum daemon_state state;
+    struct engine *engine;
+    struct clients *clients;
+    struct intake *intake;
+    struct control *control;
+    struct deliver deliver;
+    struct loop_timer drain_due, watchdog;
+    struct engine_stats seen; /* at the last turn */
+    uint64_t progress_ns;     /* when work last moved, or there was none */
+    uint64_t idle_since_ns;   /* 0: it works */
+    double step_us;           /* average of recent steps, for the spin */
+    bool is_populated;        /* every cache block has memory */
+    bool may_spin;            /* there are cores to spin on   */
+    uint32_t notice;
+};
+
+/* What the settings say about a step; the model is to be opened with these. */
+uint32_t daemon_batch_tokens(const struct settings *set);
+uint32_t daemon_batch_requests(const struct settings *set);
+
+/* Facts of this boot for the STATUS page. */
+void daemon_boot(const struct daemon_config *config, const char *version, uint64_t unix_s,
+                 struct cb_stats_boot *boot);
+
+/* 0 or negative errno, logged. All of config stays the caller's and outlives the daemon. */
+int daemon_new(struct daemon **daemonp, const struct daemon_config *config);
+struct daemon *daemon_free(struct daemon *d); /* NULL is fine; returns NULL */
+
+/* One turn: serve, take, step, deliver; if there is nothing to do, sleep until something happens.
+ */
+void daemon_turn(struct daemon *d);
+
+/* Ends it: after what was accepted is done, or at once. Twice is fine. */
+void daemon_drain(struct daemon *d, const char *why);
+void daemon_stop(struct daemon *d);
+
+/* Whether commands may change what: settings (LIVE rows) were changed. */
+void daemon_settings_changed(struct daemon *d);
+
+/* 0, or -EUCLEAN and *whyp a sentence: engine, clients, lanes, and that they agree. For tests. */
+int daemon_check(const struct daemon *d, const char **whyp);
+
+#endif

@@ -1,0 +1,111 @@
+/* A request whose client is gone still has its place in the engine until the next step ends it: its
+ * slot record lives on, without a lane, and what comes for it is dropped here. */
+#include "daemon/deliver.h"
+
+#include <assert.h>
+
+#include "daemon/base/clock.h"
+
+void deliver_init(struct deliver *d, struct clients *clients, struct cb_stats_page *stats,
+                  const struct clock *clock)
+{
+    *d = (struct deliver){.clients = clients, .stats = stats, .clock = clock};
+}
+
+/* Cancel words of all lanes. A lane that turns out broken is closed, which cancels all it has. */
+static void deliver_look(void *ctx)
+{
+    struct deliver *d = ctx;
+    struct list *l, *after, *k, *behind;
+    list_for_each (l, after, &d->clients->used_quotas) {
+        struct quota *q = list_entry(l, struct quota, link);
+        list_for_each (k, behind, &q->live) {
+            struct client *cl = list_entry(k, struct client, link);
+            if (cl->n_running == 0)
+                continue;
+            uint32_t n = cb_lane_look_cancels(cl->lane, d->slots);
+            for (uint32_t i = 0; i < n; i++)
+                if (cl->slots[d->slots[i]].request)
+                    engine_cancel(d->engine, cl->slots[d->slots[i]].request);
+        }
+    }
+}
+
+static void deliver_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
+                          uint64_t time_ns)
+{
+    struct client_slot *s = owner;
+    (void)ctx;
+    (void)r;
+    (void)index;
+    if (s->client->lane)
+        cb_lane_token(s->client->lane, s->slot, token, time_ns - s->accepted_ns);
+}
+
+/* A moment of the engine's clock as the client is told it. */
+static uint64_t since(const struct client_slot *s, uint64_t at_ns)
+{
+    if (at_ns == 0)
+        return 0;
+    return at_ns > s->accepted_ns ? at_ns - s->accepted_ns : 1; /* reached, if only just */
+}
+
+static void count_end(struct deliver *d, const struct client_slot *s, enum finish finish)
+{
+    enum cb_stat stat = !s->client->lane             ? CB_STAT_requests_dropped
+                        : finish == FINISH_CANCELLED ? CB_STAT_requests_cancelled
+                        : finish == FINISH_DEADLINE  ? CB_STAT_requests_deadline
+                        : finish == FINISH_ERROR     ? CB_STAT_requests_failed
+                                                     : CB_STAT_requests_finished;
+    cb_stats_add(d->stats, stat, 1);
+}
+
+static void deliver_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
+{
+    struct deliver *d = ctx;
+    struct client_slot *s = owner;
+    (void)r;
+    count_end(d, s, end->finish);
+    if (s->client->lane) {
+        const struct cb_lane_end lane_end = {
+            .state = end->finish == FINISH_ERROR ? CB_SLOT_FAILED
+                     : end->finish == FINISH_CANCELLED || end->finish == FINISH_DEADLINE
+                         ? CB_SLOT_CANCELLED
+                         : CB_SLOT_FINISHED,
+            .finish = (uint32_t)end->finish |
+                      (end->finish == FINISH_STOP && end->stop_is_id ? CB_FINISH_STOP_ID : 0u),
+            .error = end->error,
+            .stop_idx = end->stop_idx,
+            .text_bytes = end->text_bytes,
+            .n_prefix_hit = end->n_prefix_hit,
+            .queued_ns = since(s, end->started_ns),
+            .first_token_ns = since(s, end->first_token_ns),
+            .total_ns = since(s, end->ended_ns),
+        };
+        cb_lane_end(s->client->lane, s->slot, &lane_end);
+    }
+    clients_request_over(d->clients, s);
+}
+
+struct engine_sink deliver_sink(struct deliver *d)
+{
+    return (struct engine_sink){
+        .ctx = d, .look = deliver_look, .token = deliver_token, .end = deliver_end};
+}
+
+void deliver_flush(struct deliver *d)
+{
+    struct list *l, *after, *k, *behind;
+    uint64_t begun_ns = clock_now(d->clock);
+    list_for_each (l, after, &d->clients->used_quotas) {
+        struct quota *q = list_entry(l, struct quota, link);
+        list_for_each (k, behind, &q->live) {
+            struct client *cl = list_entry(k, struct client, link);
+            if (cb_lane_dirty(cl->lane))
+                clients_flush(d->clients, cl);
+        }
+    }
+    loop_ring_flush(d->clients->config.loop);
+    d->ring_us += ((double)(clock_now(d->clock) - begun_ns) / 1000 - d->ring_us) / 16;
+    cb_stats_set(d->stats, CB_STAT_ring_us_per_step, (uint64_t)d->ring_us);
+}

@@ -1,0 +1,300 @@
+/* Cost is counted in work: an entry is one unit and each 64 ids of its prompt another, which is
+ * about what copying and checking them takes. A uid's round is QUANTUM units; what it did not use
+ * is not saved up, what it used too much (the last prompt may be long) it owes in the next round.
+ */
+#include "daemon/intake.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/engine.h"
+#include "shm/message.h"
+
+#define PASS_UNITS 1024 /* at most about this much work between two steps */
+#define QUANTUM    64
+#define IDS_A_UNIT 64
+
+struct intake {
+    struct intake_config config;
+    uint32_t *prompt;  /* [n_context] the copy of one prompt                  */
+    uint64_t *options; /* CB_OPTIONS_MAX bytes: the copy of one option block  */
+    struct cb_message_parsed parsed;
+    uint32_t n_waiting; /* in the engine, about: counted up by what this pass added */
+    bool refuses;
+};
+
+int intake_new(struct intake **intakep, const struct intake_config *config)
+{
+    struct intake *i = calloc(1, sizeof *i);
+    if (!i)
+        return -ENOMEM;
+    i->config = *config;
+    i->prompt = malloc((size_t)config->n_context * sizeof *i->prompt);
+    i->options = malloc(CB_OPTIONS_MAX);
+    if (!i->prompt || !i->options) {
+        intake_free(i);
+        return -ENOMEM;
+    }
+    *intakep = i;
+    return 0;
+}
+
+struct intake *intake_free(struct intake *i)
+{
+    if (i) {
+        free(i->prompt);
+        free(i->options);
+        free(i);
+    }
+    return NULL;
+}
+
+void intake_refuse_all(struct intake *i)
+{
+    i->refuses = true;
+}
+
+/* ---- one request --------------------------------------------------------------------------------
+ */
+
+/* Everything about the entry itself; brings an open limit to what can be had. */
+static int entry_check(const struct intake *i, const struct client *cl,
+                       struct cb_request_entry *entry, uint32_t detail[2])
+{
+    const struct cb_message_limits limits = {
+        .arena_bytes = cl->geometry.up_arena_bytes,
+        .n_slots = cl->geometry.n_slots,
+        .n_vocab = i->config.n_vocab,
+        .n_context = i->config.n_context,
+    };
+    bool is_open = entry->max_new_tokens == CB_NO_LIMIT;
+    if (i->refuses)
+        return CB_DRAINING;
+    int status = cb_message_check(entry, &limits, detail);
+    if (status)
+        return status;
+    uint32_t most = engine_tokens_max(i->config.engine);
+    if (is_open && entry->n_prompt < most && entry->max_new_tokens > most - entry->n_prompt)
+        entry->max_new_tokens = most - entry->n_prompt;
+    uint64_t n_tokens = (uint64_t)entry->n_prompt + entry->max_new_tokens;
+    if (n_tokens > most) {
+        uint32_t page = i->config.page_size;
+        detail[0] = (uint32_t)((n_tokens + page - 1) / page);
+        detail[1] = most / page;
+        return CB_NO_CAPACITY;
+    }
+    return 0;
+}
+
+/* 0; CB_LANE_WAITS: the uid has used up what it may have now; or a negative cb_status: it may never
+ * have that much. */
+static int quota_allows(const struct intake *i, const struct client *cl,
+                        const struct cb_request_entry *entry, uint32_t detail[2])
+{
+    const struct settings *set = i->config.settings;
+    const struct quota *q = cl->quota;
+    if (entry->n_prompt > set->uid_waiting_tokens) {
+        detail[0] = entry->n_prompt;
+        detail[1] = (uint32_t)set->uid_waiting_tokens;
+        return CB_QUOTA;
+    }
+    if (set->max_queue_size && i->n_waiting >= set->max_queue_size)
+        return CB_BUSY;
+    if (q->n_requests >= set->uid_requests ||
+        q->waiting_tokens + entry->n_prompt > set->uid_waiting_tokens)
+        return CB_LANE_WAITS;
+    return 0;
+}
+
+/* Copies and checks prompt and options: 0 or a negative cb_status. */
+static int bodies_check(struct intake *i, const struct client *cl,
+                        const struct cb_request_entry *entry, uint32_t detail[2])
+{
+    if (cb_lane_copy_arena(cl->lane, entry->prompt_off,
+                           (uint64_t)entry->n_prompt * sizeof(uint32_t), i->prompt))
+        return CB_BAD_BOUNDS;
+    int status = cb_message_check_ids(i->prompt, entry->n_prompt, i->config.n_vocab, detail);
+    if (status)
+        return status;
+    i->parsed.n_stop_ids = 0;
+    i->parsed.stops.n_stops = 0;
+    if (entry->opt_len == 0)
+        return 0;
+    if (cb_lane_copy_arena(cl->lane, entry->opt_off, entry->opt_len, i->options))
+        return CB_BAD_BOUNDS;
+    return cb_message_parse_options(i->options, entry->opt_len, i->config.n_vocab, &i->parsed,
+                                    detail);
+}
+
+/* Hands the copies to the engine: 0, CB_LANE_WAITS, or a negative cb_status. */
+static int submit(struct intake *i, struct client *cl, const struct cb_request_entry *entry,
+                  uint32_t detail[2])
+{
+    uint64_t now = clock_now(i->config.clock);
+    struct client_slot *slot = &cl->slots[entry->slot];
+    struct request *request;
+    const struct request_spec spec = {
+        .prompt = i->prompt,
+        .n_prompt = entry->n_prompt,
+        .max_new_tokens = entry->max_new_tokens,
+        .stop_ids = i->parsed.stop_ids,
+        .n_stop_ids = i->parsed.n_stop_ids,
+        .ignore_eos = entry->flags & CB_FLAG_IGNORE_EOS,
+        .stops = i->parsed.stops.n_stops ? &i->parsed.stops : NULL,
+        .temperature = entry->temperature,
+        .top_k = entry->top_k,
+        .top_p = entry->top_p,
+        .seed = entry->seed,
+        .deadline_ns = entry->deadline_ns == 0                 ? 0
+                       : entry->deadline_ns > UINT64_MAX - now ? UINT64_MAX
+                                                               : now + entry->deadline_ns,
+        .priority = (uint8_t)entry->priority,
+        .uid = cl->lease.uid,
+        .owner = slot,
+    };
+    switch (engine_submit(i->config.engine, &spec, &request)) {
+    case 0:
+        break;
+    case ENGINE_TOO_BIG:
+        detail[0] = detail[1] = engine_tokens_max(i->config.engine) / i->config.page_size;
+        return CB_NO_CAPACITY;
+    default:
+        return CB_LANE_WAITS;
+    }
+    clients_request_taken(i->config.clients, slot, request, entry->n_prompt, now);
+    cb_lane_accept(cl->lane, entry, entry->seed);
+    cb_lane_set_owner(cl->lane, entry->slot, request);
+    cb_stats_add(i->config.stats, CB_STAT_requests_accepted, 1);
+    i->n_waiting++;
+    return 0;
+}
+
+enum { TAKE_NOTHING, TAKE_ONE, TAKE_CLOSED };
+
+/* Takes the lane's oldest entry, if it can be taken now. *units is what that cost. */
+static int intake_take(struct intake *i, struct client *cl, int64_t *units)
+{
+    struct cb_request_entry entry;
+    uint32_t detail[2] = {0, 0};
+    int r = cb_lane_peek(cl->lane, &entry);
+    if (r < 0) {
+        clients_close(i->config.clients, cl, CB_CLOSED_BROKEN);
+        return TAKE_CLOSED;
+    }
+    if (r != CB_LANE_ENTRY)
+        return TAKE_NOTHING;
+    *units = 1;
+    r = entry_check(i, cl, &entry, detail);
+    if (r == 0)
+        r = cb_lane_reserve(cl->lane, &entry, entry.max_new_tokens, detail);
+    if (r == CB_LANE_WAITS)
+        return TAKE_NOTHING;
+    if (r == CB_LANE_CANCELLED) {
+        cb_lane_cancel(cl->lane, &entry);
+        cb_stats_add(i->config.stats, CB_STAT_requests_cancelled, 1);
+        return TAKE_ONE;
+    }
+    if (r == 0)
+        r = quota_allows(i, cl, &entry, detail);
+    if (r == 0) {
+        *units += entry.n_prompt / IDS_A_UNIT;
+        r = bodies_check(i, cl, &entry, detail);
+    }
+    if (r == 0)
+        r = submit(i, cl, &entry, detail);
+    if (r == CB_LANE_WAITS) {
+        cb_lane_wait(cl->lane);
+        cl->waits = true;
+        return TAKE_NOTHING;
+    }
+    if (r < 0) {
+        cb_lane_reject(cl->lane, &entry, r, detail[0], detail[1]);
+        cb_stats_add(i->config.stats, CB_STAT_requests_rejected, 1);
+    }
+    return TAKE_ONE;
+}
+
+/* ---- whose turn ---------------------------------------------------------------------------------
+ */
+
+/* One round of one uid: its lanes in turn, an entry each. Returns the units used; *emptyp: none of
+ * its lanes had anything to take. */
+static int64_t serve_uid(struct intake *i, struct quota *q, bool *emptyp)
+{
+    int64_t used = 0;
+    bool took;
+    q->deficit += QUANTUM;
+    do {
+        struct list *l, *after;
+        took = false;
+        list_for_each (l, after, &q->live) {
+            struct client *cl = list_entry(l, struct client, link);
+            int64_t units = 0;
+            if (q->deficit <= 0)
+                break;
+            took |= intake_take(i, cl, &units) == TAKE_ONE;
+            q->deficit -= units;
+            used += units;
+        }
+        if (took && !list_is_empty(&q->live)) { /* the next round begins with another lane */
+            struct list *first = q->live.next;
+            list_remove(first);
+            list_append(&q->live, first);
+        }
+    } while (took && q->deficit > 0);
+    *emptyp = !took;
+    if (*emptyp && q->deficit > 0)
+        q->deficit = 0;
+    return used;
+}
+
+/* Credit that came back may be what a waiting lane waits for. */
+static void retry_waiting(struct intake *i)
+{
+    struct clients *c = i->config.clients;
+    struct list *l, *after, *k, *behind;
+    if (!c->has_credit)
+        return;
+    c->has_credit = false;
+    list_for_each (l, after, &c->used_quotas) {
+        struct quota *q = list_entry(l, struct quota, link);
+        list_for_each (k, behind, &q->live) {
+            struct client *cl = list_entry(k, struct client, link);
+            if (cl->waits) {
+                cl->waits = false;
+                cb_lane_retry(cl->lane);
+            }
+        }
+    }
+}
+
+bool intake_drain(struct intake *i)
+{
+    struct clients *c = i->config.clients;
+    struct engine_stats stats;
+    int64_t left = PASS_UNITS;
+    bool more;
+    engine_stats(i->config.engine, &stats);
+    i->n_waiting = stats.n_waiting;
+    retry_waiting(i);
+    do {
+        struct list *l, *after;
+        more = false;
+        list_for_each (l, after, &c->used_quotas) {
+            struct quota *q = list_entry(l, struct quota, link);
+            bool empty = true;
+            if (left <= 0) {
+                /* The next pass begins with this one: turn the list so far. */
+                list_remove(&c->used_quotas);
+                list_prepend(l->prev, &c->used_quotas);
+                return true;
+            }
+            if (!list_is_empty(&q->live))
+                left -= serve_uid(i, q, &empty);
+            more |= !empty;
+        }
+    } while (more);
+    return false;
+}

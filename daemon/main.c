@@ -1,0 +1,272 @@
+/* cbd: parse, open, run, close. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "daemon/model/model.h"
+#include "daemon/model/vocabulary.h"
+#include "daemon/place.h"
+#include "kernels/kernels.h"
+
+#define VERSION "0.1.0"
+
+extern char **environ;
+
+struct program {
+    struct settings settings;
+    struct log log;
+    struct place place;
+    struct loop *loop;
+    struct model *model;
+    struct cb_status_segment status;
+    struct cb_segment vocab;
+    int vocab_fd;
+    struct daemon *daemon;
+    struct loop_watch signals;
+    gid_t socket_group, admin_group;
+};
+
+static int fatal(struct program *p, const char *message)
+{
+    log_error(&p->log, "%s", message);
+    return -1;
+}
+
+static void warn(void *ctx, const char *text)
+{
+    log_warnx(ctx, "%s", text);
+}
+
+static void signal_ready(struct loop_watch *w, uint32_t events)
+{
+    struct program *p = list_entry(w, struct program, signals);
+    struct signalfd_siginfo info;
+    (void)events;
+    while (read(w->fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (p->daemon->state == DAEMON_SERVING) {
+            daemon_drain(p->daemon, info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
+        } else {
+            log_warnx(&p->log, "a second signal: stopping at once");
+            daemon_stop(p->daemon);
+        }
+    }
+}
+
+/* SIGTERM and SIGINT come as a descriptor. Blocked before any thread is made, so that all inherit
+ * it. */
+static int open_signals(struct program *p)
+{
+    sigset_t set;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    if (sigprocmask(SIG_BLOCK, &set, NULL) < 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR)
+        return -errno;
+    p->signals.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    p->signals.ready = signal_ready;
+    return p->signals.fd < 0 ? -errno : 0;
+}
+
+/* Two descriptors a client, four more while it is welcomed. */
+static void raise_descriptors(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
+static int open_model(struct program *p)
+{
+    const struct settings *set = &p->settings;
+    char message[MODEL_MESSAGE_MAX] = "";
+    bool wants_f32 = strcmp(set->kv_dtype, "f32") == 0 ||
+                     (strcmp(set->kv_dtype, "auto") == 0 && strcmp(set->backend, "reference") == 0);
+    if (!set->model[0])
+        return fatal(p, "no model is set; give --model FILE, or --model null");
+    const struct model_config config = {
+        .path = set->model,
+        .backend = set->backend,
+        .backend_config = {.n_threads = set->threads == SETTING_NONE ? 0 : (uint32_t)set->threads,
+                           .isa = set->isa},
+        .kv_dtype = wants_f32 ? DTYPE_F32 : DTYPE_BF16,
+        .page_size = (uint32_t)set->page_size,
+        .n_blocks = set->num_blocks == SETTING_NONE ? 0 : (uint32_t)set->num_blocks,
+        .max_memory_percent = set->max_memory_percent < 0 ? 0 : set->max_memory_percent,
+        .max_batch_tokens = daemon_batch_tokens(set),
+        .max_batch_seqs = daemon_batch_requests(set),
+        .null_vocab = (uint32_t)set->null_vocab,
+        .null_context = (uint32_t)set->null_context,
+        .null_step_us = (uint32_t)set->null_step_us,
+    };
+    return model_open(&p->model, &config, message) ? fatal(p, message) : 0;
+}
+
+/* VOCAB, and STATUS: what every client gets. */
+static int open_segments(struct program *p)
+{
+    const struct vocab_image *image = model_vocab(p->model);
+    size_t bytes = vocab_image_bytes(image);
+    struct cb_why why;
+    mode_t mode = p->socket_group == (gid_t)-1 ? 0644 : 0640;
+    if (cb_segment_make_sealable(&p->vocab, &p->vocab_fd, "cbd-vocab", bytes, &why))
+        return fatal(p, why.text);
+    memcpy(p->vocab.base, vocab_image_data(image), bytes);
+    if (cb_segment_seal(&p->vocab, &p->vocab_fd, &why))
+        return fatal(p, why.text);
+    if (cb_status_segment_make(&p->status, p->settings.instance, sizeof(struct cb_stats_page), mode,
+                               p->socket_group, &why))
+        return fatal(p, why.text);
+    return 0;
+}
+
+static int open_daemon(struct program *p)
+{
+    const struct settings *set = &p->settings;
+    enum loop_kind kind = strcmp(set->loop, "uring") == 0   ? LOOP_URING
+                          : strcmp(set->loop, "epoll") == 0 ? LOOP_EPOLL
+                                                            : LOOP_AUTO;
+    /* A socket and a pidfd each, the spare connections of clients.c, signals, the listener. */
+    uint32_t n_watches = 2 * ((uint32_t)set->max_lanes + 64) + 8;
+    struct cb_stats_boot boot;
+    int r = loop_new(&p->loop, kind, n_watches, &clock_monotonic, &p->log);
+    if (r) {
+        errno = -r;
+        log_warn(&p->log, "can't wait with %s; set loop to epoll", set->loop);
+        return r;
+    }
+    struct daemon_config config = {
+        .settings = &p->settings,
+        .clock = &clock_monotonic,
+        .log = &p->log,
+        .loop = p->loop,
+        .model = p->model,
+        .stats = p->status.map.base,
+        .status_name = p->status.name,
+        .status_fd = p->status.fd,
+        .vocab_fd = p->vocab_fd,
+        .status_bytes = p->status.map.bytes,
+        .vocab_bytes = p->vocab.bytes,
+        .admin_group = p->admin_group,
+    };
+    if (getrandom(config.boot_id, sizeof config.boot_id, 0) != (ssize_t)sizeof config.boot_id)
+        return fatal(p, "can't get random numbers for the boot id");
+    daemon_boot(&config, VERSION, (uint64_t)time(NULL), &boot);
+    cb_stats_init(config.stats, &boot);
+    return daemon_new(&p->daemon, &config);
+}
+
+static int start(struct program *p)
+{
+    char message[PLACE_MESSAGE_MAX];
+    const struct settings *set = &p->settings;
+    int r = open_signals(p);
+    if (r)
+        return fatal(p, "can't take signals as a descriptor");
+    raise_descriptors();
+    if (place_group(set->socket_group, "socket_group", &p->socket_group, message) ||
+        place_group(set->admin_group, "admin_group", &p->admin_group, message) ||
+        place_take(&p->place, set, p->socket_group, message))
+        return fatal(p, message);
+    r = open_model(p);
+    if (r == 0)
+        r = open_segments(p);
+    if (r == 0)
+        r = open_daemon(p);
+    if (r)
+        return r;
+    if (place_listen(&p->place, set, p->socket_group, message))
+        return fatal(p, message);
+    r = control_listen(p->daemon->control, p->place.listen_fd);
+    if (r == 0)
+        r = loop_watch(p->loop, &p->signals, LOOP_READ);
+    if (r) {
+        errno = -r;
+        log_warn(&p->log, "can't watch the socket");
+        return r;
+    }
+    return 0;
+}
+
+static void report(struct program *p)
+{
+    const struct model_info *info = model_info(p->model);
+    log_info(
+        &p->log, "serves %s (%s, %s %s) at %s: vocabulary %u, context %u, %u blocks of %u tokens",
+        info->name, info->arch, info->caps.name[0] ? info->caps.name : "no backend", info->caps.isa,
+        p->place.path, info->n_vocab, info->n_context, info->n_blocks, info->page_size);
+    if (p->place.refuses_descriptors)
+        log_info(&p->log, "socket mode %04o; the kernel keeps descriptors away (SO_PASSRIGHTS)",
+                 (unsigned)p->place.mode);
+    else
+        log_warnx(&p->log, "socket mode %04o: this kernel can't keep descriptors away, so %s",
+                  (unsigned)p->place.mode,
+                  p->settings.socket_trust
+                      ? "every user who connects is trusted (socket_trust)"
+                      : "only root and this user may connect; see socket_trust");
+    puts("ready");
+    fflush(stdout);
+}
+
+static void stop(struct program *p)
+{
+    if (p->loop)
+        loop_unwatch(p->loop, &p->signals);
+    daemon_free(p->daemon);
+    loop_free(p->loop);
+    model_free(p->model);
+    cb_segment_unmap(&p->vocab);
+    if (p->vocab_fd >= 0)
+        close(p->vocab_fd);
+    cb_status_segment_fini(&p->status);
+    place_release(&p->place);
+    if (p->signals.fd >= 0)
+        close(p->signals.fd);
+}
+
+int main(int argc, char **argv)
+{
+    static struct program program; /* large, and zeroed */
+    struct program *p = &program;
+    char message[SETTINGS_MESSAGE_MAX];
+    p->place.lock_fd = p->place.listen_fd = p->vocab_fd = p->signals.fd = -1;
+    p->status.lock_fd = p->status.fd = -1;
+    log_init(&p->log, STDERR_FILENO, LOG_LEVEL_INFO, &clock_monotonic);
+    int r = settings_load(&p->settings, argc, argv, environ, &(struct settings_warn){warn, &p->log},
+                          message);
+    if (r == SETTINGS_HELP) {
+        settings_help(stdout);
+        return 0;
+    }
+    if (r == SETTINGS_VERSION) {
+        printf("cbd %s, lane format %u\n", VERSION, CB_FORMAT);
+        return 0;
+    }
+    if (r < 0) {
+        fatal(p, message);
+        return 2;
+    }
+    kernels_thread_init();
+    r = start(p);
+    if (r == 0) {
+        daemon_settings_changed(p->daemon);
+        report(p);
+        while (p->daemon->state != DAEMON_STOPPED)
+            daemon_turn(p->daemon);
+        log_info(&p->log, "stopped");
+    }
+    stop(p);
+    return r ? 1 : 0;
+}

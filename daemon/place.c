@@ -1,0 +1,178 @@
+/* The directory may lie in /tmp, where anyone can prepare a name for us: what is found there must
+ * be a directory, not a link, and belong to this uid (or root), or it is refused. */
+#include "daemon/place.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83
+#endif
+#define BACKLOG 128
+
+static int refuse(char *message, int error, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static int refuse(char *message, int error, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, PLACE_MESSAGE_MAX, format, args);
+    va_end(args);
+    return error;
+}
+
+int place_group(const char *name, const char *setting, gid_t *gidp, char *message)
+{
+    *gidp = (gid_t)-1;
+    if (!*name)
+        return 0;
+    const struct group *group = getgrnam(name);
+    if (!group)
+        return refuse(message, -ENOENT, "%s is '%s': there is no such group", setting, name);
+    *gidp = group->gr_gid;
+    return 0;
+}
+
+/* Makes one directory or accepts the one that is there. */
+static int dir_make(const char *path, char *message)
+{
+    struct stat st;
+    if (mkdir(path, 0755) < 0 && errno != EEXIST)
+        return refuse(message, -errno, "can't make the run directory %s: %s; see runtime_dir", path,
+                      strerror(errno));
+    if (lstat(path, &st) < 0)
+        return refuse(message, -errno, "can't look at the run directory %s: %s", path,
+                      strerror(errno));
+    if (!S_ISDIR(st.st_mode))
+        return refuse(message, -ENOTDIR,
+                      "the run directory %s is no directory; remove it, or set "
+                      "runtime_dir",
+                      path);
+    if (st.st_uid != geteuid() && st.st_uid != 0)
+        return refuse(message, -EPERM,
+                      "the run directory %s belongs to uid %u, not to this user or "
+                      "root; remove it, or set runtime_dir",
+                      path, (unsigned)st.st_uid);
+    if (access(path, W_OK | X_OK) < 0)
+        return refuse(message, -errno, "the run directory %s is not writable: %s; see runtime_dir",
+                      path, strerror(errno));
+    return 0;
+}
+
+static int base_dir(const struct settings *set, char *dir, size_t n, char *message)
+{
+    const char *xdg = getenv("XDG_RUNTIME_DIR");
+    int len;
+    if (set->runtime_dir[0])
+        len = snprintf(dir, n, "%s", set->runtime_dir);
+    else if (geteuid() == 0)
+        len = snprintf(dir, n, "/run/cbd");
+    else if (xdg && xdg[0] == '/')
+        len = snprintf(dir, n, "%s/cbd", xdg);
+    else
+        len = snprintf(dir, n, "/tmp/cbd-%u", (unsigned)geteuid());
+    return (size_t)len < n ? 0
+                           : refuse(message, -ENAMETOOLONG,
+                                    "the run directory's name is longer than "
+                                    "%zu bytes; set a shorter runtime_dir",
+                                    n - 1);
+}
+
+int place_take(struct place *p, const struct settings *set, gid_t group, char *message)
+{
+    char base[PLACE_PATH_MAX], lock[PLACE_PATH_MAX + 8];
+    *p = (struct place){.lock_fd = -1, .listen_fd = -1};
+    int r = base_dir(set, base, sizeof base, message);
+    if (r)
+        return r;
+    if (snprintf(p->dir, sizeof p->dir, "%s/%s", base, set->instance) >= (int)sizeof p->dir ||
+        snprintf(p->path, sizeof p->path, "%s/sock", p->dir) >= (int)sizeof p->path)
+        return refuse(message, -ENAMETOOLONG,
+                      "the socket's name would be longer than %d bytes; set a shorter runtime_dir "
+                      "or instance",
+                      PLACE_PATH_MAX - 1);
+    r = dir_make(base, message);
+    if (r == 0)
+        r = dir_make(p->dir, message);
+    if (r)
+        return r;
+    snprintf(lock, sizeof lock, "%s/lock", p->dir);
+    p->lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (p->lock_fd < 0)
+        return refuse(message, -errno, "can't open %s: %s", lock, strerror(errno));
+    if (flock(p->lock_fd, LOCK_EX | LOCK_NB) < 0) {
+        r = errno == EWOULDBLOCK
+                ? refuse(message, -EBUSY,
+                         "instance %s is already running (%s is locked); stop it, or "
+                         "choose another --instance",
+                         set->instance, lock)
+                : refuse(message, -errno, "can't lock %s: %s", lock, strerror(errno));
+        close(p->lock_fd);
+        p->lock_fd = -1;
+        return r;
+    }
+    if (group != (gid_t)-1 && chown(p->dir, (uid_t)-1, group) < 0)
+        return refuse(message, -errno, "can't give %s to socket_group %s: %s", p->dir,
+                      set->socket_group, strerror(errno));
+    return 0;
+}
+
+/* Everything that decides who gets in comes before listen: until then no connect succeeds. */
+static int listen_at(struct place *p, const char *path, gid_t group)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    if (unlink(path) < 0 && errno != ENOENT)
+        return -errno;
+    if (bind(p->listen_fd, (const struct sockaddr *)&address, sizeof address) < 0)
+        return -errno;
+    if (group != (gid_t)-1 && chown(path, (uid_t)-1, group) < 0)
+        return -errno;
+    if (chmod(path, p->mode) < 0 || listen(p->listen_fd, BACKLOG) < 0)
+        return -errno;
+    return rename(path, p->path) < 0 ? -errno : 0;
+}
+
+int place_listen(struct place *p, const struct settings *set, gid_t group, char *message)
+{
+    char path[PLACE_PATH_MAX + 3]; /* with a byte to spare below sun_path's 108 */
+    int off = 0;
+    p->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (p->listen_fd < 0)
+        return refuse(message, -errno, "can't make a socket: %s", strerror(errno));
+    p->refuses_descriptors =
+        setsockopt(p->listen_fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off) == 0;
+    p->mode = p->refuses_descriptors || set->socket_trust ? (mode_t)set->socket_mode : 0600;
+    snprintf(path, sizeof path, "%s.x", p->path);
+    mode_t mask = umask(0177);
+    int r = listen_at(p, path, group);
+    umask(mask);
+    if (r) {
+        close(p->listen_fd);
+        p->listen_fd = -1;
+        return refuse(message, r, "can't listen at %s: %s", p->path, strerror(-r));
+    }
+    return 0;
+}
+
+void place_release(struct place *p)
+{
+    if (p->listen_fd >= 0) {
+        (void)unlink(p->path); /* ours: we hold the lock */
+        close(p->listen_fd);
+    }
+    if (p->lock_fd >= 0)
+        close(p->lock_fd);
+    p->lock_fd = p->listen_fd = -1;
+}

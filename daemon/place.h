@@ -1,0 +1,43 @@
+/* daemon/place.h - where a daemon lives: its run directory, the lock that makes it the only one,
+ * and the listening socket.
+ *
+ *   <runtime_dir>/<instance>/lock    flock: vanishes with the process, as no pid file does
+ *   <runtime_dir>/<instance>/sock    SOCK_SEQPACKET; renamed into place once it listens
+ *
+ * No descriptor may ever reach this daemon: to take, drop or close one can block it for ever. Where
+ * the kernel can refuse them (SO_PASSRIGHTS, 6.16), it does so before listen. Where it can't, the
+ * socket is 0600, so that only root and this uid get in, unless socket_trust is the operator's
+ * word.
+ *
+ * Errors: negative errno, and one sentence in message (PLACE_MESSAGE_MAX bytes). At start only. */
+#ifndef CB_DAEMON_PLACE_H
+#define CB_DAEMON_PLACE_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "daemon/settings.h"
+
+#define PLACE_MESSAGE_MAX 512
+#define PLACE_PATH_MAX    104 /* sockaddr_un holds 107 bytes; the name while it is made is longer */
+
+struct place {
+    char dir[PLACE_PATH_MAX];
+    char path[PLACE_PATH_MAX]; /* the socket */
+    int lock_fd;               /* -1: not taken */
+    int listen_fd;             /* -1: not listening */
+    bool refuses_descriptors;  /* by the kernel */
+    mode_t mode;               /* in force      */
+};
+
+/* Makes and locks the directory. -EBUSY: an instance of this name runs already. */
+int place_take(struct place *p, const struct settings *set, gid_t group, char *message);
+/* Listens; clients that connect from now on wait in the backlog. */
+int place_listen(struct place *p, const struct settings *set, gid_t group, char *message);
+/* Unlinks the socket, closes, unlocks. Fine on one that was never taken. */
+void place_release(struct place *p);
+
+/* The group's number; (gid_t)-1 if name is empty. -ENOENT with message if there is none. */
+int place_group(const char *name, const char *setting, gid_t *gidp, char *message);
+
+#endif

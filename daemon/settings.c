@@ -1,0 +1,585 @@
+/* One function sets everything: each source only finds pairs of name and value, and settings_set
+ * knows kinds, bounds and words. inih splits the file into pairs; it is fed line by line by our own
+ * reader, for only so do we know the number of the line a pair stood on, and that no line was cut.
+ */
+#include "daemon/settings.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <ini.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define FILE_BYTES_MAX 65536
+#define NAME_MAX_BYTES 63
+
+static const struct setting_row rows[SETTINGS_COUNT] = {
+#define X(name, kind, preset, least, most, unit, flags, meaning) \
+    {#name, SETTING_##kind, preset, (double)(least), (double)(most), unit, flags, meaning},
+#define LIVE SETTING_LIVE
+    SETTINGS_TABLE(X)
+#undef LIVE
+#undef X
+};
+
+static const size_t offsets[SETTINGS_COUNT] = {
+#define X(name, ...) offsetof(struct settings, name),
+    SETTINGS_TABLE(X)
+#undef X
+};
+
+/* Names that are accepted for another's sake, ignored, or refused with a reason: all of the
+ * reference's configuration that is no row of the table. */
+static const struct other_name {
+    const char *name;
+    const char *to;      /* the setting meant, or NULL                      */
+    const char *warning; /* said when it is given; NULL: none               */
+    const char *refusal; /* not NULL: why it can't be given                 */
+} other_names[] = {
+    {"scheduler_type", "scheduler", NULL, NULL},
+    {"block_size", "page_size", "block_size is deprecated; write page_size", NULL},
+    {"max_cached_graphs", NULL, "max_cached_graphs is deprecated and has no effect", NULL},
+    {"use_default_compile_configs", NULL,
+     "use_default_compile_configs is deprecated and has no effect: nothing is compiled here", NULL},
+    {"seed", NULL, NULL,
+     "each request carries its own seed, so that its result never depends on others"},
+    {"per_request_processors", NULL, NULL,
+     "temperature, top_k and top_p are always each request's own"},
+    {"return_logprobs", NULL, NULL, "this version serves no log-probabilities"},
+    {"allow_block_sharing", NULL, NULL, "this version does not share prefixes"},
+    {"use_async_batching", NULL, NULL, "on CPUs a step never overlaps the next"},
+    {"use_cuda_graph", NULL, NULL, "this version has no cuda backend"},
+    {"disable_nccl_graph_mixing", NULL, NULL, "this version has no cuda backend"},
+    {"q_padding_interval_size", NULL, NULL, "nothing is padded here"},
+    {"kv_padding_interval_size", NULL, NULL, "nothing is padded here"},
+    {"varlen_compile_config", NULL, NULL, "nothing is compiled here"},
+    {"decode_compile_config", NULL, NULL, "nothing is compiled here"},
+    {"default_compile_level", NULL, NULL, "nothing is compiled here"},
+    {"auto_switch_to_flash", NULL, NULL, "there is one attention a backend"},
+    {"cpu_offload_space", NULL, NULL, "this version does not offload"},
+    {"cpu_offload_space_safety_threshold", NULL, NULL, "this version does not offload"},
+    {"drop_unsupported_processors", NULL, NULL, "there is no processor to drop"},
+    {"cpu_group_timeout", NULL, NULL, "one process serves; there is no group"},
+};
+
+#define N_OTHER_NAMES (sizeof other_names / sizeof other_names[0])
+
+static int refuse(char *message, int error, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+static int refuse(char *message, int error, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(message, SETTINGS_MESSAGE_MAX, format, args);
+    va_end(args);
+    return error;
+}
+
+const struct setting_row *settings_row(uint32_t i)
+{
+    return i < SETTINGS_COUNT ? &rows[i] : NULL;
+}
+
+const char *settings_source_name(enum settings_source source)
+{
+    static const char *const names[] = {"default", "file", "environment", "command line",
+                                        "operator"};
+    return names[source];
+}
+
+/* ---- values -------------------------------------------------------------------------------------
+ */
+
+static bool word_in(const char *words, const char *word)
+{
+    size_t n = strlen(word);
+    for (const char *w = words; n > 0; w++) {
+        size_t len = strcspn(w, "|");
+        if (len == n && memcmp(w, word, n) == 0)
+            return true;
+        w += len;
+        if (*w == 0)
+            return false;
+    }
+    return false;
+}
+
+/* A whole number, perhaps with k, m or g. False: it is none, or does not fit 64 bits. */
+static bool number_parse(const char *text, uint64_t *valuep)
+{
+    uint64_t value = 0;
+    const char *t = text;
+    for (; isdigit((unsigned char)*t); t++)
+        if (__builtin_mul_overflow(value, 10u, &value) ||
+            __builtin_add_overflow(value, (uint64_t)(*t - '0'), &value))
+            return false;
+    if (t == text)
+        return false;
+    int unit = tolower((unsigned char)*t);
+    unsigned shift = unit == 'k' ? 10 : unit == 'm' ? 20 : unit == 'g' ? 30 : 0;
+    if (shift) {
+        if (value > UINT64_MAX >> shift)
+            return false;
+        value <<= shift;
+        t++;
+    }
+    *valuep = value;
+    return *t == 0;
+}
+
+static bool octal_parse(const char *text, uint64_t *valuep)
+{
+    uint64_t value = 0;
+    size_t n = strlen(text);
+    if (n == 0 || n > 6)
+        return false;
+    for (const char *t = text; *t; t++) {
+        if (*t < '0' || *t > '7')
+            return false;
+        value = value << 3 | (uint64_t)(*t - '0');
+    }
+    *valuep = value;
+    return true;
+}
+
+static bool real_parse(const char *text, double *valuep)
+{
+    char *end;
+    if (!isdigit((unsigned char)*text) && *text != '.')
+        return false; /* no sign, no blank, no inf, no nan, as strtod would take */
+    for (const char *t = text; *t; t++)
+        if (!isdigit((unsigned char)*t) && !strchr(".eE+-", *t))
+            return false;
+    *valuep = strtod(text, &end);
+    return end != text && *end == 0 && isfinite(*valuep);
+}
+
+void settings_bounds(const struct setting_row *row, char *text, size_t n)
+{
+    switch (row->kind) {
+    case SETTING_STRING:
+        snprintf(text, n, "%s of %.0f to %.0f bytes", row->unit, row->least, row->most);
+        break;
+    case SETTING_CHOICE:
+        snprintf(text, n, "%s", row->unit);
+        break;
+    case SETTING_BOOL:
+        snprintf(text, n, "true|false");
+        break;
+    case SETTING_OCTAL:
+        snprintf(text, n, "%s %04o..%04o", row->unit, (unsigned)row->least, (unsigned)row->most);
+        break;
+    case SETTING_OPTIONAL:
+    case SETTING_OPTIONAL_REAL:
+        snprintf(text, n, "none or %.13g..%.13g %s", row->least, row->most, row->unit);
+        break;
+    case SETTING_NUMBER:
+    case SETTING_REAL:
+        snprintf(text, n, "%.13g..%.13g %s", row->least, row->most, row->unit);
+        break;
+    }
+}
+
+static int value_set(void *field, const struct setting_row *row, const char *value, char *message)
+{
+    char bounds[128];
+    uint64_t number = 0;
+    double real = 0;
+    settings_bounds(row, bounds, sizeof bounds);
+    switch (row->kind) {
+    case SETTING_STRING: {
+        size_t n = strlen(value);
+        if ((double)n < row->least || (double)n > row->most)
+            return refuse(message, -ERANGE, "%s has %zu bytes; allowed: %s", row->name, n, bounds);
+        memcpy(field, value, n + 1);
+        return 0;
+    }
+    case SETTING_CHOICE:
+        if (!word_in(row->unit, value))
+            return refuse(message, -EINVAL, "%s is '%.64s'; allowed: %s", row->name, value, bounds);
+        strcpy(field, value); /* words of the table are shorter than the field */
+        return 0;
+    case SETTING_BOOL:
+        if (!word_in("true|false|yes|no|on|off|1|0", value))
+            return refuse(message, -EINVAL, "%s is '%.64s'; allowed: %s", row->name, value, bounds);
+        *(bool *)field = word_in("true|yes|on|1", value);
+        return 0;
+    case SETTING_OPTIONAL:
+    case SETTING_NUMBER:
+    case SETTING_OCTAL:
+        if (row->kind == SETTING_OPTIONAL && strcmp(value, "none") == 0) {
+            *(uint64_t *)field = SETTING_NONE;
+            return 0;
+        }
+        if (!(row->kind == SETTING_OCTAL ? octal_parse : number_parse)(value, &number))
+            return refuse(message, -EINVAL, "%s is '%.64s', not a number; allowed: %s", row->name,
+                          value, bounds);
+        if ((double)number < row->least || (double)number > row->most)
+            return refuse(message, -ERANGE, "%s is %.64s; allowed: %s", row->name, value, bounds);
+        *(uint64_t *)field = number;
+        return 0;
+    case SETTING_OPTIONAL_REAL:
+    case SETTING_REAL:
+        if (row->kind == SETTING_OPTIONAL_REAL && strcmp(value, "none") == 0) {
+            *(double *)field = -1;
+            return 0;
+        }
+        if (!real_parse(value, &real))
+            return refuse(message, -EINVAL, "%s is '%.64s', not a number; allowed: %s", row->name,
+                          value, bounds);
+        if (real < row->least || real > row->most)
+            return refuse(message, -ERANGE, "%s is %.64s; allowed: %s", row->name, value, bounds);
+        *(double *)field = real;
+        return 0;
+    }
+    return -EINVAL;
+}
+
+void settings_value(const struct settings *set, uint32_t i, char text[SETTINGS_TEXT_MAX])
+{
+    const void *field = (const char *)set + offsets[i];
+    switch (rows[i].kind) {
+    case SETTING_STRING:
+    case SETTING_CHOICE:
+        snprintf(text, SETTINGS_TEXT_MAX, "%s", (const char *)field);
+        break;
+    case SETTING_BOOL:
+        strcpy(text, *(const bool *)field ? "true" : "false");
+        break;
+    case SETTING_OCTAL:
+        snprintf(text, SETTINGS_TEXT_MAX, "%04llo", (unsigned long long)*(const uint64_t *)field);
+        break;
+    case SETTING_NUMBER:
+    case SETTING_OPTIONAL:
+        if (*(const uint64_t *)field == SETTING_NONE)
+            strcpy(text, "none");
+        else
+            snprintf(text, SETTINGS_TEXT_MAX, "%llu", (unsigned long long)*(const uint64_t *)field);
+        break;
+    case SETTING_REAL:
+    case SETTING_OPTIONAL_REAL:
+        if (*(const double *)field < 0)
+            strcpy(text, "none");
+        else
+            snprintf(text, SETTINGS_TEXT_MAX, "%.9g", *(const double *)field);
+        break;
+    }
+}
+
+/* ---- names --------------------------------------------------------------------------------------
+ */
+
+/* Levenshtein's distance; both at most NAME_MAX_BYTES long. */
+static unsigned distance(const char *a, const char *b)
+{
+    unsigned row[NAME_MAX_BYTES + 1];
+    size_t n = strlen(b);
+    for (size_t j = 0; j <= n; j++)
+        row[j] = (unsigned)j;
+    for (size_t i = 0; a[i]; i++) {
+        unsigned diagonal = row[0];
+        row[0] = (unsigned)i + 1;
+        for (size_t j = 0; j < n; j++) {
+            unsigned best = diagonal + (a[i] != b[j]);
+            diagonal = row[j + 1];
+            if (best > row[j] + 1)
+                best = row[j] + 1;
+            if (best > row[j + 1] + 1)
+                best = row[j + 1] + 1;
+            row[j + 1] = best;
+        }
+    }
+    return row[n];
+}
+
+static const char *nearest(const char *name)
+{
+    const char *best = rows[0].name;
+    unsigned least = UINT32_MAX;
+    for (uint32_t i = 0; i < SETTINGS_COUNT; i++) {
+        unsigned d = distance(name, rows[i].name);
+        if (d < least) {
+            least = d;
+            best = rows[i].name;
+        }
+    }
+    return best;
+}
+
+static int find_row(const char *name)
+{
+    for (int i = 0; i < SETTINGS_COUNT; i++)
+        if (strcmp(rows[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+static int find_other(const char *name)
+{
+    for (int i = 0; i < (int)N_OTHER_NAMES; i++)
+        if (strcmp(other_names[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+int settings_set(struct settings *set, const char *given, const char *value,
+                 enum settings_source source, const struct settings_warn *warn, char *message)
+{
+    char name[NAME_MAX_BYTES + 1];
+    size_t n = strlen(given);
+    if (n > NAME_MAX_BYTES)
+        return refuse(message, -ENOENT, "no setting is called '%.64s...'", given);
+    for (size_t i = 0; i <= n; i++)
+        name[i] = given[i] == '-' ? '_' : given[i];
+
+    int i = find_row(name);
+    int other = i < 0 ? find_other(name) : -1;
+    if (other >= 0) {
+        const struct other_name *o = &other_names[other];
+        if (o->refusal)
+            return refuse(message, -ENOENT, "%s can't be set: %s", name, o->refusal);
+        if (o->warning && warn && warn->warn && !(set->warned & 1u << other)) {
+            set->warned |= 1u << other;
+            warn->warn(warn->ctx, o->warning);
+        }
+        if (!o->to)
+            return 0;
+        i = find_row(o->to);
+    }
+    if (i < 0)
+        return refuse(message, -ENOENT, "no setting is called '%s'; the nearest is %s", name,
+                      nearest(name));
+    if (source == SETTINGS_OPERATOR && !(rows[i].flags & SETTING_LIVE))
+        return refuse(message, -EPERM, "%s can't change while the daemon runs; restart it",
+                      rows[i].name);
+    int r = value_set((char *)set + offsets[i], &rows[i], value, message);
+    if (r == 0)
+        set->sources[i] = (uint8_t)source;
+    return r;
+}
+
+void settings_init(struct settings *set)
+{
+    char message[SETTINGS_MESSAGE_MAX];
+    memset(set, 0, sizeof *set);
+    for (uint32_t i = 0; i < SETTINGS_COUNT; i++)
+        (void)value_set((char *)set + offsets[i], &rows[i], rows[i].preset, message);
+}
+
+/* ---- the file -----------------------------------------------------------------------------------
+ */
+
+struct file_read {
+    struct settings *set;
+    const struct settings_warn *warn;
+    const char *text, *end;
+    int line, error, error_line;
+    bool seen[SETTINGS_COUNT];
+    char *message;
+};
+
+/* fgets for inih. What it can't carry (a NUL, a line longer than its buffer) is our error: inih
+ * would take the rest of such a line for another one. */
+static char *next_line(char *line, int cap, void *ctx)
+{
+    struct file_read *f = ctx;
+    if (f->error || f->text >= f->end)
+        return NULL;
+    size_t left = (size_t)(f->end - f->text);
+    const char *newline = memchr(f->text, '\n', left);
+    size_t n = newline ? (size_t)(newline - f->text) + 1 : left;
+    f->line++;
+    f->error_line = f->line;
+    if (n > (size_t)cap - 1)
+        f->error = refuse(f->message, -EINVAL, "the line is longer than %d bytes", cap - 2);
+    else if (memchr(f->text, 0, n))
+        f->error = refuse(f->message, -EINVAL, "the line holds a NUL");
+    if (f->error)
+        return NULL;
+    memcpy(line, f->text, n);
+    line[n] = 0;
+    f->text += n;
+    return line;
+}
+
+static int file_pair(void *ctx, const char *section, const char *name, const char *value)
+{
+    struct file_read *f = ctx;
+    if (f->error)
+        return 0;
+    f->error_line = f->line;
+    int i = find_row(name);
+    if (*section)
+        f->error = refuse(f->message, -EINVAL, "sections such as [%.64s] are not used", section);
+    else if (i >= 0 && f->seen[i])
+        f->error = refuse(f->message, -EINVAL, "%s is given twice or over two lines", name);
+    else
+        f->error = settings_set(f->set, name, value, SETTINGS_FILE, f->warn, f->message);
+    if (i >= 0)
+        f->seen[i] = true;
+    return f->error == 0;
+}
+
+int settings_text(struct settings *set, const char *path, const char *text, size_t n,
+                  const struct settings_warn *warn, char *message)
+{
+    char why[SETTINGS_MESSAGE_MAX];
+    struct file_read f = {.set = set, .warn = warn, .text = text, .end = text + n, .message = why};
+    int line = ini_parse_stream(next_line, &f, file_pair, &f);
+    if (f.error && (line <= 0 || line >= f.error_line))
+        return refuse(message, f.error, "%.200s line %d: %.280s", path, f.error_line, why);
+    if (line > 0)
+        return refuse(message, -EINVAL, "%.200s line %d: not of the form 'name = value'", path,
+                      line);
+    return 0;
+}
+
+int settings_file(struct settings *set, const char *path, const struct settings_warn *warn,
+                  char *message)
+{
+    struct stat st;
+    int r = 0;
+    char *text = NULL;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &st) < 0)
+        r = refuse(message, -errno, "can't read %.200s: %s", path, strerror(errno));
+    else if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
+        r = refuse(message, -EINVAL, "%.200s is no file of at most %d bytes", path, FILE_BYTES_MAX);
+    else if (!(text = malloc((size_t)st.st_size + 1)))
+        r = refuse(message, -ENOMEM, "out of memory");
+    if (r == 0) {
+        ssize_t n = read(fd, text, (size_t)st.st_size);
+        r = n < 0 ? refuse(message, -errno, "can't read %.200s: %s", path, strerror(errno))
+                  : settings_text(set, path, text, (size_t)n, warn, message);
+    }
+    free(text);
+    if (fd >= 0)
+        close(fd);
+    return r;
+}
+
+/* ---- environment and command line ---------------------------------------------------------------
+ */
+
+/* Others' variables may begin with CBD_ as well, so unknown ones are not our business. */
+static int load_environment(struct settings *set, char *const *environ,
+                            const struct settings_warn *warn, char *message)
+{
+    char why[SETTINGS_MESSAGE_MAX];
+    for (char *const *e = environ; e && *e; e++) {
+        char name[NAME_MAX_BYTES + 1];
+        size_t n = strcspn(*e, "=");
+        if (strncmp(*e, "CBD_", 4) != 0 || n - 4 > NAME_MAX_BYTES || (*e)[n] != '=')
+            continue;
+        for (size_t i = 4; i < n; i++)
+            name[i - 4] = (char)tolower((unsigned char)(*e)[i]);
+        name[n - 4] = 0;
+        if (find_row(name) < 0)
+            continue;
+        int r = settings_set(set, name, *e + n + 1, SETTINGS_ENVIRONMENT, warn, why);
+        if (r)
+            return refuse(message, r, "environment %.*s: %.400s", (int)n, *e, why);
+    }
+    return 0;
+}
+
+/* Splits argv[*i] (and takes argv[*i + 1]) into name and value. 0 or -EINVAL with message. */
+static int next_option(int argc, char *const *argv, int *i, char name[NAME_MAX_BYTES + 1],
+                       const char **valuep, char *message)
+{
+    const char *arg = argv[*i];
+    if (strncmp(arg, "--", 2) != 0 || arg[2] == 0)
+        return refuse(message, -EINVAL,
+                      "'%.64s' is no option; settings are --name value, see --help", arg);
+    size_t n = strcspn(arg + 2, "=");
+    if (n > NAME_MAX_BYTES)
+        return refuse(message, -EINVAL, "no setting is called '%.64s...'", arg + 2);
+    memcpy(name, arg + 2, n);
+    name[n] = 0;
+    if (arg[2 + n] == '=')
+        *valuep = arg + 3 + n;
+    else if (*i + 1 < argc)
+        *valuep = argv[++*i];
+    else
+        return refuse(message, -EINVAL, "--%s has no value", name);
+    return 0;
+}
+
+int settings_load(struct settings *set, int argc, char *const *argv, char *const *environ,
+                  const struct settings_warn *warn, char *message)
+{
+    char name[NAME_MAX_BYTES + 1];
+    const char *value, *config = NULL;
+    settings_init(set);
+    for (char *const *e = environ; e && *e; e++)
+        if (strncmp(*e, "CBD_CONFIG=", 11) == 0 && (*e)[11])
+            config = *e + 11;
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
+            return SETTINGS_HELP;
+        if (strcmp(argv[i], "--version") == 0 || strcmp(argv[i], "-V") == 0)
+            return SETTINGS_VERSION;
+        int r = next_option(argc, argv, &i, name, &value, message);
+        if (r)
+            return r;
+        if (strcmp(name, "config") == 0)
+            config = value;
+    }
+    int r = config ? settings_file(set, config, warn, message) : 0;
+    if (r == 0)
+        r = load_environment(set, environ, warn, message);
+    for (int i = 1; i < argc && r == 0; i++) {
+        r = next_option(argc, argv, &i, name, &value, message);
+        if (r == 0 && strcmp(name, "config") != 0)
+            r = settings_set(set, name, value, SETTINGS_COMMAND_LINE, warn, message);
+    }
+    return r ? r : settings_check(set, message);
+}
+
+int settings_check(const struct settings *set, char *message)
+{
+    if (set->instance[0] == '.' || strspn(set->instance, "abcdefghijklmnopqrstuvwxyz"
+                                                         "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                                         "0123456789_.-") != strlen(set->instance))
+        return refuse(message, -EINVAL,
+                      "instance is '%s'; allowed: letters, digits, '_', '-' and '.', not first",
+                      set->instance);
+    if (set->lane_slots > set->lane_slots_max)
+        return refuse(message, -EINVAL, "lane_slots (%llu) is above lane_slots_max (%llu)",
+                      (unsigned long long)set->lane_slots, (unsigned long long)set->lane_slots_max);
+    if (set->lane_arena_bytes > set->lane_arena_bytes_max)
+        return refuse(message, -EINVAL,
+                      "lane_arena_bytes (%llu) is above lane_arena_bytes_max (%llu)",
+                      (unsigned long long)set->lane_arena_bytes,
+                      (unsigned long long)set->lane_arena_bytes_max);
+    if (set->lane_pool_tokens > set->lane_pool_tokens_max)
+        return refuse(message, -EINVAL,
+                      "lane_pool_tokens (%llu) is above lane_pool_tokens_max (%llu)",
+                      (unsigned long long)set->lane_pool_tokens,
+                      (unsigned long long)set->lane_pool_tokens_max);
+    return 0;
+}
+
+void settings_help(FILE *out)
+{
+    char bounds[128];
+    fprintf(out,
+            "cbd - serves a language model to local processes through shared memory\n\n"
+            "  cbd --model FILE|null [--config FILE] [--NAME VALUE ...]\n"
+            "  cbd --help | --version\n\n"
+            "Each setting is also a line `name = value` of the file, and CBD_NAME in the\n"
+            "environment; the command line wins over the environment, that over the file.\n\n");
+    for (uint32_t i = 0; i < SETTINGS_COUNT; i++) {
+        settings_bounds(&rows[i], bounds, sizeof bounds);
+        fprintf(out, "  --%s %s\n      %s\n      (default: %s; %s%s)\n", rows[i].name,
+                rows[i].kind == SETTING_STRING ? "TEXT" : "VALUE", rows[i].meaning,
+                *rows[i].preset ? rows[i].preset : "empty", bounds,
+                rows[i].flags & SETTING_LIVE ? "; may change while it runs" : "");
+    }
+}

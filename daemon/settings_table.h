@@ -1,0 +1,70 @@
+/* daemon/settings_table.h - every setting of cbd, once.
+ *
+ * X(name, kind, default, least, most, unit, flags, meaning). From these rows come the command line
+ * (--name VALUE), the file (name = VALUE), the environment (CBD_NAME), `--help`, `cbctl settings`,
+ * and the list in cbd.conf.5. A setting is added by a row here and its use.
+ *
+ *   STRING        text of `least` to `most` bytes
+ *   CHOICE        one of the words of `unit`
+ *   NUMBER        a whole number of least..most; k, m or g may follow: 2^10, 2^20, 2^30
+ *   OPTIONAL      NUMBER or "none", kept as SETTING_NONE
+ *   OCTAL         a file mode
+ *   REAL          a number of least..most
+ *   OPTIONAL_REAL REAL or "none", kept as a negative number
+ *   BOOL          true or false
+ *
+ * Flags: LIVE: may be set while the daemon runs (`cbctl settings NAME VALUE`). */
+#ifndef CB_DAEMON_SETTINGS_TABLE_H
+#define CB_DAEMON_SETTINGS_TABLE_H
+
+/* clang-format off */
+#define SETTINGS_TABLE(X)                                                                                          \
+ X(model,                  STRING,        "",        0, 1023, "path",           0,    "GGUF file to serve, or null: the model without arithmetic") \
+ X(instance,               STRING,        "default", 1, 31, "name",             0,    "name of this daemon among others of the machine") \
+ X(runtime_dir,            STRING,        "",        0, 60, "path",             0,    "where <instance>/sock lies; empty: $XDG_RUNTIME_DIR/cbd, as root /run/cbd, else /tmp/cbd-UID") \
+ X(log_level,              CHOICE,        "info",    0, 0, "error|warning|info|debug", LIVE, "least important lines that are logged") \
+ X(backend,                CHOICE,        "cpu",     0, 0, "cpu|reference",     0,    "who does the arithmetic") \
+ X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni", 0, "instruction set of the cpu backend; results are the same on all") \
+ X(threads,                OPTIONAL,      "none",    1, 1024, "threads",        0,    "threads of the cpu backend; none: one a physical core") \
+ X(kv_dtype,               CHOICE,        "auto",    0, 0, "auto|bf16|f32",     0,    "type of cached keys and values; auto: f32 on reference, else bf16") \
+ X(page_size,              NUMBER,        "256",     4, 65536, "tokens",        0,    "tokens a block of the cache; a multiple of 16 on cpu") \
+ X(num_blocks,             OPTIONAL,      "none",    1, 16777216, "blocks",     0,    "size of the cache; none: by max_memory_percent") \
+ X(max_batch_tokens,       OPTIONAL,      "none",    1, 65536, "tokens",        0,    "query tokens a step; none: 512") \
+ X(max_memory_percent,     OPTIONAL_REAL, "none",    0, 1, "share",             0,    "share of available memory that the cache may take; none: 0.6, at most eight contexts") \
+ X(max_requests_per_batch, OPTIONAL,      "none",    1, 4096, "requests",       0,    "requests a step; none: 1024, at most max_batch_tokens") \
+ X(max_blocks_per_request, OPTIONAL,      "none",    0, 1048576, "blocks",      0,    "up to so many blocks decoding is free of the read budget; none: 0") \
+ X(scheduler,              CHOICE,        "fifo",    0, 0, "fifo|prefill_first", 0,   "who runs first; also written scheduler_type") \
+ X(safety_margin,          OPTIONAL_REAL, "none",    0, 1, "share",             0,    "free share of the cache below which new prompts wait; none: 0.15 for fifo, 0 for prefill_first") \
+ X(step_ms_max,            NUMBER,        "50",      0, 60000, "ms",            0,    "prefill of a step is cut to last about this long; 0: off") \
+ X(max_requests,           NUMBER,        "4096",    1, 65536, "requests",      0,    "requests accepted and not ended, of all users together") \
+ X(max_held_tokens,        NUMBER,        "16m",     1024, 4294967296, "tokens", 0,   "prompts and limits of all these requests together") \
+ X(max_queue_size,         NUMBER,        "0",       0, 65536, "requests",      LIVE, "more waiting requests than these are refused with CB_BUSY; 0: they wait in their lane") \
+ X(max_lanes,              NUMBER,        "256",     1, 4096, "lanes",          0,    "clients with a lane") \
+ X(lane_slots,             NUMBER,        "64",      1, 4096, "slots",          0,    "requests a lane holds unless its client asks otherwise") \
+ X(lane_slots_max,         NUMBER,        "1024",    1, 4096, "slots",          0,    "most that a client may ask for") \
+ X(lane_arena_bytes,       NUMBER,        "1m",      4096, 1073741824, "bytes", 0,    "a lane's room for prompts, at least one context and its options") \
+ X(lane_arena_bytes_max,   NUMBER,        "64m",     4096, 1073741824, "bytes", 0,    "most that a client may ask for") \
+ X(lane_pool_tokens,       NUMBER,        "256k",    16, 268435456, "tokens",   0,    "a lane's room for generated tokens, at least one context") \
+ X(lane_pool_tokens_max,   NUMBER,        "16m",     16, 268435456, "tokens",   0,    "most that a client may ask for") \
+ X(uid_connections,        NUMBER,        "256",     1, 65536, "connections",   LIVE, "connections of one user") \
+ X(uid_half_open,          NUMBER,        "64",      1, 65536, "connections",   LIVE, "connections of one user that have no lane yet") \
+ X(uid_lanes,              NUMBER,        "128",     1, 4096, "lanes",          LIVE, "lanes of one user") \
+ X(uid_requests,           NUMBER,        "4096",    1, 65536, "requests",      LIVE, "requests of one user, accepted and not ended") \
+ X(uid_waiting_tokens,     NUMBER,        "8m",      1, 4294967296, "tokens",   LIVE, "prompt tokens of one user's requests that have not ended") \
+ X(uid_bytes,              NUMBER,        "1g",      65536, 1099511627776, "bytes", LIVE, "memory of one user's lanes") \
+ X(socket_mode,            OCTAL,         "0660",    0600, 0777, "mode",        0,    "mode of the socket; 0600 where the kernel can't refuse descriptors, see socket_trust") \
+ X(socket_group,           STRING,        "",        0, 63, "group",            0,    "group of the socket and its directory; empty: the daemon's") \
+ X(admin_group,            STRING,        "",        0, 63, "group",            0,    "its members may drain, stop, set and cancel for all; empty: root and the daemon's user only") \
+ X(socket_trust,           BOOL,          "false",   0, 0, "",                  0,    "keep socket_mode on kernels before 6.16, where a client can block the daemon by descriptors") \
+ X(drain_timeout,          NUMBER,        "30",      0, 86400, "s",             LIVE, "how long a drain may last before what is left is stopped") \
+ X(watchdog_ms,            NUMBER,        "10000",   100, 3600000, "ms",        LIVE, "work that waits so long without progress is logged and counted") \
+ X(net_ms,                 NUMBER,        "1000",    100, 3600000, "ms",        LIVE, "with lanes open, a sleep is never longer; what it missed is counted") \
+ X(wait_mode,              CHOICE,        "balanced", 0, 0, "spin|balanced|eco", LIVE, "before it sleeps the loop spins for ever, up to spin_us, or not; balanced on two cores or fewer: not") \
+ X(spin_us,                NUMBER,        "50",      0, 10000, "us",            LIVE, "longest spin in wait_mode balanced, and what clients are advised") \
+ X(loop,                   CHOICE,        "auto",    0, 0, "auto|uring|epoll",  0,    "how the daemon waits; auto: io_uring, or epoll where that is refused") \
+ X(null_vocab,             NUMBER,        "49152",   300, 1048576, "tokens",    0,    "vocabulary of the null model") \
+ X(null_context,           NUMBER,        "131072",  16, 16777216, "tokens",    0,    "context of the null model") \
+ X(null_step_us,           NUMBER,        "0",       0, 10000000, "us",         0,    "how long a step of the null model takes")
+/* clang-format on */
+
+#endif

@@ -215,11 +215,12 @@ void engine_cancel(struct engine *e, struct request *r)
 /* ---- one step
  * -------------------------------------------------------------------------------------- */
 
-/* Makes a block ready for its new holder: 0 or a negative errno. */
+/* Makes a block ready for its new holder: 0 or a negative errno. Whether it has memory is asked first, for a
+ * block whose populating failed was held as well. */
 static int prepare_block(struct engine *e, uint32_t block_idx)
 {
-    if (blocks_was_held(e->blocks, block_idx))
-        return model_clear_block(e->model, block_idx);
+    if (block_idx < e->n_populated)
+        return blocks_was_held(e->blocks, block_idx) ? model_clear_block(e->model, block_idx) : 0;
     while (e->n_populated <= block_idx) {
         int r = model_populate(e->model, e->n_populated, 1);
         if (r)

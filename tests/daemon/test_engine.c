@@ -818,6 +818,12 @@ Test(engine, a_block_without_memory_ends_its_request_alone)
     cr_assert_eq(big.end.finish, FINISH_ERROR);
     cr_assert_eq(big.end.error, CB_NO_MEMORY);
     cr_assert_eq(little.end.finish, FINISH_LENGTH);
+    /* Later there is memory: the blocks that had none get it before they are cleared or used. */
+    s.no_memory_from = UINT32_MAX;
+    big = job_of(20, 4);
+    cr_assert_eq(submit(&s.rig, &big), 0);
+    run_dry(&s.rig);
+    cr_assert_eq(big.end.finish, FINISH_LENGTH);
     rig_fini(&s.rig);
 }
 

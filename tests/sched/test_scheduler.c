@@ -1,0 +1,89 @@
+/* What the recorded workloads cannot show of the scheduler: outcomes that only a fault brings about, and that
+ * its audit sees such faults. */
+#include <criterion/criterion.h>
+
+#include "daemon/sched/scheduler.h"
+
+enum { N_BLOCKS = 8, PAGE = 4 };
+
+struct bench {
+    struct blocks *blocks;
+    struct requests *requests;
+    struct scheduler *scheduler;
+    struct batch *batch;
+};
+
+static void bench_init(struct bench *b)
+{
+    struct scheduler_config config = {.policy = &scheduler_fifo,
+                                      .max_requests = 4,
+                                      .max_batch_tokens = 16,
+                                      .max_requests_per_batch = 4,
+                                      .page_size = PAGE,
+                                      .safety_margin = -1};
+    cr_assert_eq(blocks_new(&b->blocks, N_BLOCKS), 0);
+    cr_assert_eq(requests_new(&b->requests, 4, N_BLOCKS * PAGE, N_BLOCKS), 0);
+    cr_assert_eq(scheduler_new(&b->scheduler, &config, b->blocks), 0);
+    cr_assert_eq(batch_new(&b->batch, 16, 4, N_BLOCKS), 0);
+}
+
+static void bench_fini(struct bench *b)
+{
+    batch_free(b->batch);
+    scheduler_free(b->scheduler);
+    requests_free(b->requests);
+    blocks_free(b->blocks);
+}
+
+static struct request *add(struct bench *b, uint32_t n_prompt)
+{
+    static const uint32_t prompt[N_BLOCKS * PAGE];
+    struct request_spec spec = {
+        .prompt = prompt, .n_prompt = n_prompt, .max_new_tokens = 2, .top_p = 1};
+    struct request *r = requests_take(b->requests, &spec, 100, 1);
+    cr_assert_not_null(r);
+    scheduler_add(b->scheduler, r);
+    return r;
+}
+
+Test(scheduler, nobody_there_is_nothing)
+{
+    struct bench b;
+    struct request *stuck;
+    bench_init(&b);
+    cr_assert_eq(scheduler_plan(b.scheduler, b.batch, 1, &stuck), SCHEDULER_NOTHING);
+    bench_fini(&b);
+}
+
+Test(scheduler, blocks_that_leaked_make_it_name_the_request_to_give_up)
+{
+    struct bench b;
+    uint32_t leaked[N_BLOCKS];
+    struct request *stuck = NULL;
+    const char *why = NULL;
+    bench_init(&b);
+    cr_assert_eq(blocks_take(b.blocks, N_BLOCKS, leaked), 0);
+    struct request *r = add(&b, 3);
+    cr_assert_eq(scheduler_plan(b.scheduler, b.batch, 1, &stuck), SCHEDULER_STUCK);
+    cr_assert_eq(stuck, r);
+    cr_assert_lt(scheduler_check(b.scheduler, true, &why), 0);
+    cr_assert_not_null(why);
+    bench_fini(&b);
+}
+
+Test(scheduler, audit_sees_a_block_in_two_tables)
+{
+    struct bench b;
+    struct request *stuck;
+    const char *why = "";
+    bench_init(&b);
+    struct request *r = add(&b, 5), *s = add(&b, 5);
+    cr_assert_eq(scheduler_plan(b.scheduler, b.batch, 1, &stuck), 0);
+    r->past = s->past = 5;
+    r->ids[r->n_ids++] = s->ids[s->n_ids++] = 1;
+    r->end.n_generated = s->end.n_generated = 1;
+    cr_assert_eq(scheduler_check(b.scheduler, true, &why), 0, "%s", why);
+    s->table.block_idx[0] = r->table.block_idx[0];
+    cr_assert_lt(scheduler_check(b.scheduler, true, &why), 0);
+    bench_fini(&b);
+}

@@ -17,6 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/model/gguf_file.h"
 #include "daemon/model/message.h"
 #include "daemon/model/model.h"
 
@@ -25,41 +26,6 @@
 #define TENSOR_BYTES_MIN  32u /* length of the name, dimensions, one of them, type, offset */
 #define ALIGNMENT_DEFAULT 32u
 #define ALIGNMENT_MAX     65536u
-#define DAMAGED           "the file is damaged or cut short; fetch it again"
-
-struct entry {
-    char name[GGUF_NAME_MAX + 1];
-    enum gguf_type type;
-    struct gguf_string value; /* of scalars, their bytes; of strings, the text */
-    struct gguf_array array;
-    uint64_t file_off; /* of the key */
-};
-
-struct gguf {
-    char *path;
-    const uint8_t *data;
-    size_t bytes;
-    void *map; /* NULL: the bytes are the caller's */
-    struct entry *entries;
-    const struct entry **entries_by_name;
-    uint32_t n_entries;
-    struct gguf_tensor *tensors;
-    const struct gguf_tensor **tensors_by_name;
-    uint32_t n_tensors;
-};
-
-/* What is being read, for messages: "key" or "tensor", its name once known, else its number. */
-struct cursor {
-    const struct gguf *g;
-    uint64_t at;
-    char *message;
-    const char *what;
-    const char *name;
-    uint64_t idx;
-};
-
-/* ---- the numbers of the format
- * ------------------------------------------------------------------- */
 
 static const struct {
     const char *name;
@@ -72,88 +38,38 @@ static const struct {
     [GGUF_F64] = {"f64", 8},
 };
 
-/* Tensor types by their number in the file. block_bytes 0: known by name only, so that the message
- * can say which type a file needs. */
-static const struct {
-    const char *name;
-    enum dtype dtype;
-    uint8_t block_cols, block_bytes;
-} tensor_types[] = {
-    [0] = {"F32", DTYPE_F32, 1, 4},        [1] = {"F16", DTYPE_F16, 1, 2},
-    [2] = {"Q4_0", DTYPE_Q4_0, 32, 18},    [3] = {"Q4_1", DTYPE_Q4_1, 32, 20},
-    [6] = {"Q5_0", DTYPE_COUNT, 0, 0},     [7] = {"Q5_1", DTYPE_COUNT, 0, 0},
-    [8] = {"Q8_0", DTYPE_Q8_0, 32, 34},    [9] = {"Q8_1", DTYPE_COUNT, 0, 0},
-    [10] = {"Q2_K", DTYPE_COUNT, 0, 0},    [11] = {"Q3_K", DTYPE_COUNT, 0, 0},
-    [12] = {"Q4_K", DTYPE_COUNT, 0, 0},    [13] = {"Q5_K", DTYPE_COUNT, 0, 0},
-    [14] = {"Q6_K", DTYPE_COUNT, 0, 0},    [15] = {"Q8_K", DTYPE_COUNT, 0, 0},
-    [16] = {"IQ2_XXS", DTYPE_COUNT, 0, 0}, [17] = {"IQ2_XS", DTYPE_COUNT, 0, 0},
-    [18] = {"IQ3_XXS", DTYPE_COUNT, 0, 0}, [19] = {"IQ1_S", DTYPE_COUNT, 0, 0},
-    [20] = {"IQ4_NL", DTYPE_COUNT, 0, 0},  [21] = {"IQ3_S", DTYPE_COUNT, 0, 0},
-    [22] = {"IQ2_S", DTYPE_COUNT, 0, 0},   [23] = {"IQ4_XS", DTYPE_COUNT, 0, 0},
-    [24] = {"I8", DTYPE_COUNT, 0, 0},      [25] = {"I16", DTYPE_COUNT, 0, 0},
-    [26] = {"I32", DTYPE_COUNT, 0, 0},     [27] = {"I64", DTYPE_COUNT, 0, 0},
-    [28] = {"F64", DTYPE_COUNT, 0, 0},     [29] = {"IQ1_M", DTYPE_COUNT, 0, 0},
-    [30] = {"BF16", DTYPE_BF16, 1, 2},     [34] = {"TQ1_0", DTYPE_COUNT, 0, 0},
-    [35] = {"TQ2_0", DTYPE_COUNT, 0, 0},   [39] = {"MXFP4", DTYPE_COUNT, 0, 0},
-};
-#define N_TENSOR_TYPES     (sizeof tensor_types / sizeof tensor_types[0])
-#define TENSOR_TYPES_WORDS "F32, F16, BF16, Q4_0, Q4_1 and Q8_0"
-
 const char *gguf_type_name(enum gguf_type t)
 {
     return (unsigned)t < GGUF_TYPE_COUNT ? value_types[t].name : "unknown";
 }
 
-/* ---- reading
- * -------------------------------------------------------------------------------------- */
-
-/* Little-endian bytes; the machines we run on are too. */
-static uint32_t load_u32(const uint8_t *p)
-{
-    uint32_t v;
-
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-static uint64_t load_u64(const uint8_t *p)
-{
-    uint64_t v;
-
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-
-static uint64_t left(const struct cursor *c)
-{
-    return c->g->bytes - c->at;
-}
+/* ---- reading -------------------------------------------------------------------------------------- */
 
 /* The next n bytes, or NULL with the message. */
-static const uint8_t *take(struct cursor *c, uint64_t n, const char *part)
+const uint8_t *cursor_take(struct cursor *c, uint64_t n, const char *part)
 {
     const uint8_t *p = c->g->data + c->at;
 
-    if (n > left(c)) {
+    if (n > cursor_left(c)) {
         if (c->name)
             model_refuse(c->message, -EINVAL,
                          "%s: %s '%s': its %s at byte %" PRIu64 " needs %" PRIu64
-                         " bytes, but the file ends %" PRIu64 " bytes later: " DAMAGED,
-                         c->g->path, c->what, c->name, part, c->at, n, left(c));
+                         " bytes, but the file ends %" PRIu64 " bytes later: " GGUF_DAMAGED,
+                         c->g->path, c->what, c->name, part, c->at, n, cursor_left(c));
         else
             model_refuse(c->message, -EINVAL,
                          "%s: %s number %" PRIu64 ": its %s at byte %" PRIu64 " needs %" PRIu64
-                         " bytes, but the file ends %" PRIu64 " bytes later: " DAMAGED,
-                         c->g->path, c->what, c->idx, part, c->at, n, left(c));
+                         " bytes, but the file ends %" PRIu64 " bytes later: " GGUF_DAMAGED,
+                         c->g->path, c->what, c->idx, part, c->at, n, cursor_left(c));
         return NULL;
     }
     c->at += n;
     return p;
 }
 
-static int take_u32(struct cursor *c, uint32_t *v, const char *part)
+int cursor_take_u32(struct cursor *c, uint32_t *v, const char *part)
 {
-    const uint8_t *p = take(c, 4, part);
+    const uint8_t *p = cursor_take(c, 4, part);
 
     if (!p)
         return -EINVAL;
@@ -161,9 +77,9 @@ static int take_u32(struct cursor *c, uint32_t *v, const char *part)
     return 0;
 }
 
-static int take_u64(struct cursor *c, uint64_t *v, const char *part)
+int cursor_take_u64(struct cursor *c, uint64_t *v, const char *part)
 {
-    const uint8_t *p = take(c, 8, part);
+    const uint8_t *p = cursor_take(c, 8, part);
 
     if (!p)
         return -EINVAL;
@@ -175,11 +91,11 @@ static int take_string(struct cursor *c, struct gguf_string *s, const char *part
 {
     uint64_t n;
     const uint8_t *p;
-    int r = take_u64(c, &n, part);
+    int r = cursor_take_u64(c, &n, part);
 
     if (r)
         return r;
-    p = take(c, n, part);
+    p = cursor_take(c, n, part);
     if (!p)
         return -EINVAL;
     *s = (struct gguf_string){(const char *)p, (size_t)n};
@@ -187,7 +103,7 @@ static int take_string(struct cursor *c, struct gguf_string *s, const char *part
 }
 
 /* Reads the name that a key or tensor begins with. From here on messages can use it. */
-static int take_name(struct cursor *c, const char *what, uint64_t idx, char *name)
+int cursor_take_name(struct cursor *c, const char *what, uint64_t idx, char *name)
 {
     struct gguf_string s;
     uint64_t start = c->at;
@@ -200,27 +116,30 @@ static int take_name(struct cursor *c, const char *what, uint64_t idx, char *nam
     if (r)
         return r;
     if (s.n == 0 || s.n > GGUF_NAME_MAX || memchr(s.data, 0, s.n))
-        return model_refuse(c->message, -EINVAL,
-                            "%s: %s number %" PRIu64 " at byte %" PRIu64
-                            ": a name has 1 to %u bytes and no NUL, this one has %zu: " DAMAGED,
-                            c->g->path, what, idx, start, GGUF_NAME_MAX, s.n);
+        return model_refuse(
+            c->message, -EINVAL,
+            "%s: %s number %" PRIu64 " at byte %" PRIu64
+            ": a name has 1 to %u bytes and no NUL, this one has %zu: " GGUF_DAMAGED,
+            c->g->path, what, idx, start, GGUF_NAME_MAX, s.n);
     memcpy(name, s.data, s.n);
     name[s.n] = '\0';
     c->name = name;
     return 0;
 }
 
+/* ---- keys ------------------------------------------------------------------------------------------ */
+
 static int take_type(struct cursor *c, enum gguf_type *type)
 {
     uint32_t number;
-    int r = take_u32(c, &number, "type");
+    int r = cursor_take_u32(c, &number, "type");
 
     if (r)
         return r;
     if (number >= GGUF_TYPE_COUNT)
         return model_refuse(c->message, -EINVAL,
                             "%s: key '%s': value type %" PRIu32 " at byte %" PRIu64
-                            " is none of GGUF's %d: " DAMAGED,
+                            " is none of GGUF's %d: " GGUF_DAMAGED,
                             c->g->path, c->name, number, c->at - 4, GGUF_TYPE_COUNT);
     *type = (enum gguf_type)number;
     return 0;
@@ -234,7 +153,7 @@ static int take_array(struct cursor *c, struct gguf_array *a)
 
     at = c->at;
     if (!r)
-        r = take_u64(c, &a->n, "array length");
+        r = cursor_take_u64(c, &a->n, "array length");
     if (r)
         return r;
     if (a->type == GGUF_ARRAY)
@@ -243,12 +162,12 @@ static int take_array(struct cursor *c, struct gguf_array *a)
                             ": arrays of arrays are not supported: convert the model again",
                             c->g->path, c->name, at);
     element_bytes = a->type == GGUF_STRING ? 8 : value_types[a->type].bytes;
-    if (a->n > left(c) / element_bytes)
+    if (a->n > cursor_left(c) / element_bytes)
         return model_refuse(c->message, -EINVAL,
                             "%s: key '%s': the array at byte %" PRIu64 " claims %" PRIu64
                             " elements of type %s, but only %" PRIu64
-                            " bytes of the file follow: " DAMAGED,
-                            c->g->path, c->name, at, a->n, gguf_type_name(a->type), left(c));
+                            " bytes of the file follow: " GGUF_DAMAGED,
+                            c->g->path, c->name, at, a->n, gguf_type_name(a->type), cursor_left(c));
     a->file_off = c->at;
     a->data = c->g->data + c->at;
     if (a->type == GGUF_STRING)
@@ -266,7 +185,7 @@ static int take_entry(struct cursor *c, uint64_t idx, struct entry *e)
     int r;
 
     e->file_off = c->at;
-    r = take_name(c, "key", idx, e->name);
+    r = cursor_take_name(c, "key", idx, e->name);
     if (!r)
         r = take_type(c, &e->type);
     if (r)
@@ -275,111 +194,22 @@ static int take_entry(struct cursor *c, uint64_t idx, struct entry *e)
         return take_string(c, &e->value, "string");
     if (e->type == GGUF_ARRAY)
         return take_array(c, &e->array);
-    p = take(c, value_types[e->type].bytes, "value");
+    p = cursor_take(c, value_types[e->type].bytes, "value");
     if (!p)
         return -EINVAL;
     e->value = (struct gguf_string){(const char *)p, value_types[e->type].bytes};
     if (e->type == GGUF_BOOL && *p > 1)
         return model_refuse(c->message, -EINVAL,
-                            "%s: key '%s': the bool at byte %" PRIu64 " is %u: " DAMAGED,
+                            "%s: key '%s': the bool at byte %" PRIu64 " is %u: " GGUF_DAMAGED,
                             c->g->path, c->name, c->at - 1, *p);
     return 0;
 }
-
-static int check_type(struct cursor *c, struct gguf_tensor *t, uint32_t number, uint64_t *bytes)
-{
-    uint64_t n_blocks;
-
-    if (number >= N_TENSOR_TYPES || tensor_types[number].block_bytes == 0) {
-        const char *name = number < N_TENSOR_TYPES ? tensor_types[number].name : NULL;
-
-        return model_refuse(c->message, -ENOTSUP,
-                            "%s: tensor '%s' at byte %" PRIu64 " has type %s (number %" PRIu32
-                            "), which is not supported; use a file with " TENSOR_TYPES_WORDS
-                            " tensors only",
-                            c->g->path, t->name, c->at, name ? name : "unknown", number);
-    }
-    t->dtype = tensor_types[number].dtype;
-    if (t->dims[0] % tensor_types[number].block_cols != 0)
-        return model_refuse(c->message, -EINVAL,
-                            "%s: tensor '%s' at byte %" PRIu64 ": rows of %" PRIu64
-                            " values cannot be cut into %s blocks of %u: " DAMAGED,
-                            c->g->path, t->name, c->at, t->dims[0], tensor_types[number].name,
-                            tensor_types[number].block_cols);
-    n_blocks = t->dims[0] / tensor_types[number].block_cols;
-    for (uint32_t d = 1; d < 4; d++)
-        if (__builtin_mul_overflow(n_blocks, t->dims[d], &n_blocks))
-            n_blocks = UINT64_MAX; /* stays too large, or overflows again */
-    if (__builtin_mul_overflow(n_blocks, tensor_types[number].block_bytes, bytes))
-        *bytes = UINT64_MAX;
-    return 0;
-}
-
-/* Reads one tensor's description; its place is checked once the data's start is known. */
-static int take_tensor(struct cursor *c, uint64_t idx, struct gguf_tensor *t)
-{
-    uint64_t bytes = 0;
-    uint32_t number = 0;
-    int r = take_name(c, "tensor", idx, t->name);
-
-    if (!r)
-        r = take_u32(c, &t->n_dims, "number of dimensions");
-    if (r)
-        return r;
-    if (t->n_dims < 1 || t->n_dims > 4)
-        return model_refuse(c->message, -EINVAL,
-                            "%s: tensor '%s' at byte %" PRIu64 " has %" PRIu32
-                            " dimensions; 1 to 4 are possible: " DAMAGED,
-                            c->g->path, t->name, c->at - 4, t->n_dims);
-    for (uint32_t d = 0; d < 4; d++) {
-        t->dims[d] = 1;
-        if (d < t->n_dims)
-            r = take_u64(c, &t->dims[d], "dimension");
-        if (r)
-            return r;
-        if (t->dims[d] == 0)
-            return model_refuse(c->message, -EINVAL,
-                                "%s: tensor '%s' at byte %" PRIu64 ": dimension %" PRIu32
-                                " is 0: " DAMAGED,
-                                c->g->path, t->name, c->at - 8, d);
-    }
-    r = take_u32(c, &number, "type");
-    if (!r)
-        r = check_type(c, t, number, &bytes);
-    if (!r)
-        r = take_u64(c, &t->file_off, "offset");
-    if (!r && bytes > c->g->bytes)
-        r = model_refuse(c->message, -EINVAL,
-                         "%s: tensor '%s' described before byte %" PRIu64 " takes %s%" PRIu64
-                         " bytes, more than the whole file of %zu: " DAMAGED,
-                         c->g->path, t->name, c->at, bytes == UINT64_MAX ? "at least " : "", bytes,
-                         c->g->bytes);
-    t->bytes = (size_t)bytes;
-    return r;
-}
-
-/* ---- checks over all keys and all tensors
- * ---------------------------------------------------------- */
 
 static int compare_entries(const void *a, const void *b)
 {
     const struct entry *const *x = a, *const *y = b;
 
     return strcmp((*x)->name, (*y)->name);
-}
-
-static int compare_tensors(const void *a, const void *b)
-{
-    const struct gguf_tensor *const *x = a, *const *y = b;
-
-    return strcmp((*x)->name, (*y)->name);
-}
-
-static int compare_offsets(const void *a, const void *b)
-{
-    const struct gguf_tensor *const *x = a, *const *y = b;
-
-    return ((*x)->file_off > (*y)->file_off) - ((*x)->file_off < (*y)->file_off);
 }
 
 static int index_entries(struct gguf *g, char *message)
@@ -399,51 +229,7 @@ static int index_entries(struct gguf *g, char *message)
     return 0;
 }
 
-/* Turns offsets into places: aligned, inside the file, apart from each other. */
-static int place_tensors(struct gguf *g, uint64_t data_off, uint32_t alignment, char *message)
-{
-    const struct gguf_tensor **sorted = g->tensors_by_name; /* by name only in the end */
-
-    for (uint32_t i = 0; i < g->n_tensors; i++) {
-        struct gguf_tensor *t = &g->tensors[i];
-        uint64_t offset = t->file_off;
-
-        if (offset % alignment != 0)
-            return model_refuse(message, -EINVAL,
-                                "%s: tensor '%s': offset %" PRIu64
-                                " is no multiple of the file's alignment %" PRIu32 ": " DAMAGED,
-                                g->path, t->name, offset, alignment);
-        if (data_off > g->bytes || offset > g->bytes - data_off ||
-            t->bytes > g->bytes - data_off - offset)
-            return model_refuse(message, -EINVAL,
-                                "%s: tensor '%s': its %zu bytes at offset %" PRIu64
-                                " of the data, which begin at byte %" PRIu64
-                                ", go past the end of the file at byte %zu: " DAMAGED,
-                                g->path, t->name, t->bytes, offset, data_off, g->bytes);
-        t->file_off = data_off + offset;
-        t->data = g->data + t->file_off;
-        sorted[i] = t;
-    }
-    qsort(sorted, g->n_tensors, sizeof sorted[0], compare_offsets);
-    for (uint32_t i = 1; i < g->n_tensors; i++) {
-        const struct gguf_tensor *a = sorted[i - 1], *b = sorted[i];
-
-        if (b->file_off - a->file_off < a->bytes)
-            return model_refuse(message, -EINVAL,
-                                "%s: tensor '%s' at byte %" PRIu64
-                                " overlaps tensor '%s' at byte %" PRIu64 " (%zu bytes): " DAMAGED,
-                                g->path, b->name, b->file_off, a->name, a->file_off, a->bytes);
-    }
-    qsort(sorted, g->n_tensors, sizeof sorted[0], compare_tensors);
-    for (uint32_t i = 1; i < g->n_tensors; i++)
-        if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0)
-            return model_refuse(message, -EINVAL,
-                                "%s: tensor '%s' occurs twice, with data at bytes %" PRIu64
-                                " and %" PRIu64 ": convert the model again",
-                                g->path, sorted[i]->name, sorted[i - 1]->file_off,
-                                sorted[i]->file_off);
-    return 0;
-}
+/* ---- the whole -------------------------------------------------------------------------------------- */
 
 static int check_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_keys)
 {
@@ -456,9 +242,10 @@ static int check_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_keys)
                             ".gguf model file",
                             g->path, g->bytes);
     if (g->bytes < HEADER_BYTES)
-        return model_refuse(c->message, -EINVAL,
-                            "%s: the header has %u bytes, but the file ends at byte %zu: " DAMAGED,
-                            g->path, HEADER_BYTES, g->bytes);
+        return model_refuse(
+            c->message, -EINVAL,
+            "%s: the header has %u bytes, but the file ends at byte %zu: " GGUF_DAMAGED, g->path,
+            HEADER_BYTES, g->bytes);
     version = load_u32(g->data + 4);
     if (version != 2 && version != 3)
         return model_refuse(c->message, -ENOTSUP,
@@ -468,16 +255,17 @@ static int check_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_keys)
     *n_tensors = load_u64(g->data + 8);
     *n_keys = load_u64(g->data + 16);
     c->at = HEADER_BYTES;
-    if (*n_keys > GGUF_KEYS_MAX || *n_keys > left(c) / KEY_BYTES_MIN)
+    if (*n_keys > GGUF_KEYS_MAX || *n_keys > cursor_left(c) / KEY_BYTES_MIN)
         return model_refuse(
-            c->message, -EINVAL, "%s: byte 16 claims %" PRIu64 " keys, more than %s: " DAMAGED,
+            c->message, -EINVAL, "%s: byte 16 claims %" PRIu64 " keys, more than %s: " GGUF_DAMAGED,
             g->path, *n_keys,
             *n_keys > GGUF_KEYS_MAX ? "are supported (65536)" : "the file could hold");
-    if (*n_tensors > GGUF_TENSORS_MAX || *n_tensors > left(c) / TENSOR_BYTES_MIN)
-        return model_refuse(
-            c->message, -EINVAL, "%s: byte 8 claims %" PRIu64 " tensors, more than %s: " DAMAGED,
-            g->path, *n_tensors,
-            *n_tensors > GGUF_TENSORS_MAX ? "are supported (65536)" : "the file could hold");
+    if (*n_tensors > GGUF_TENSORS_MAX || *n_tensors > cursor_left(c) / TENSOR_BYTES_MIN)
+        return model_refuse(c->message, -EINVAL,
+                            "%s: byte 8 claims %" PRIu64 " tensors, more than %s: " GGUF_DAMAGED,
+                            g->path, *n_tensors,
+                            *n_tensors > GGUF_TENSORS_MAX ? "are supported (65536)"
+                                                          : "the file could hold");
     return 0;
 }
 
@@ -520,14 +308,14 @@ static int parse(struct gguf *g, char *message)
         r = take_entry(&c, g->n_entries, &g->entries[g->n_entries]);
     if (!r)
         r = index_entries(g, message);
-    for (; g->n_tensors < n_tensors && !r; g->n_tensors++)
-        r = take_tensor(&c, g->n_tensors, &g->tensors[g->n_tensors]);
+    if (!r)
+        r = gguf_take_tensors(g, &c, n_tensors);
     if (!r)
         r = find_alignment(g, &alignment, message);
     if (r)
         return r;
     data_off = (c.at + alignment - 1) & ~((uint64_t)alignment - 1);
-    return place_tensors(g, data_off, alignment, message);
+    return gguf_place_tensors(g, data_off, alignment, message);
 }
 
 /* ---- open, parse, free
@@ -632,237 +420,6 @@ struct gguf *gguf_free(struct gguf *g)
     free(g->entries);
     free(g->path);
     free(g);
-    return NULL;
-}
-
-/* ---- look-ups
- * ---------------------------------------------------------------------------------------- */
-
-static const struct entry *find(const struct gguf *g, const char *key)
-{
-    uint32_t low = 0, high = g->n_entries;
-
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        int order = strcmp(key, g->entries_by_name[mid]->name);
-
-        if (order == 0)
-            return g->entries_by_name[mid];
-        if (order < 0)
-            high = mid;
-        else
-            low = mid + 1;
-    }
-    return NULL;
-}
-
-static int other_type(const struct gguf *g, const struct entry *e, const char *wanted,
-                      char *message)
-{
-    return model_refuse(message, -EINVAL,
-                        "%s: key '%s' at byte %" PRIu64 " has type %s%s where %s is needed: "
-                        "convert the model again",
-                        g->path, e->name, e->file_off, e->type == GGUF_ARRAY ? "array of " : "",
-                        gguf_type_name(e->type == GGUF_ARRAY ? e->array.type : e->type), wanted);
-}
-
-/* Integers of any width as a 64-bit magnitude and sign; false: not an integer. */
-static bool load_integer(const struct entry *e, uint64_t *valuep, bool *negativep)
-{
-    const uint8_t *p = (const uint8_t *)e->value.data;
-    int64_t s;
-
-    *negativep = false;
-    switch (e->type) {
-    case GGUF_U8:
-        *valuep = p[0];
-        return true;
-    case GGUF_U16:
-        *valuep = (uint64_t)p[0] | (uint64_t)p[1] << 8;
-        return true;
-    case GGUF_U32:
-        *valuep = load_u32(p);
-        return true;
-    case GGUF_U64:
-        *valuep = load_u64(p);
-        return true;
-    case GGUF_I8:
-        s = (int8_t)p[0];
-        break;
-    case GGUF_I16:
-        s = (int16_t)((uint16_t)p[0] | (uint16_t)(p[1] << 8));
-        break;
-    case GGUF_I32:
-        s = (int32_t)load_u32(p);
-        break;
-    case GGUF_I64:
-        s = (int64_t)load_u64(p);
-        break;
-    default:
-        return false;
-    }
-    *negativep = s < 0;
-    *valuep = (uint64_t)s;
-    return true;
-}
-
-int gguf_u64(const struct gguf *g, const char *key, uint64_t *valuep, char *message)
-{
-    const struct entry *e = find(g, key);
-    uint64_t value;
-    bool negative;
-
-    if (!e)
-        return GGUF_MISSING;
-    if (!load_integer(e, &value, &negative))
-        return other_type(g, e, "an integer", message);
-    if (negative)
-        return model_refuse(message, -EINVAL,
-                            "%s: key '%s' at byte %" PRIu64 " is %" PRId64
-                            ", which cannot be: convert the model again",
-                            g->path, key, e->file_off, (int64_t)value);
-    *valuep = value;
-    return 0;
-}
-
-int gguf_u32(const struct gguf *g, const char *key, uint32_t *valuep, char *message)
-{
-    uint64_t value;
-    int r = gguf_u64(g, key, &value, message);
-
-    if (r)
-        return r;
-    if (value > UINT32_MAX)
-        return model_refuse(message, -EINVAL,
-                            "%s: key '%s' at byte %" PRIu64 " is %" PRIu64
-                            ", which is too large: convert the model again",
-                            g->path, key, find(g, key)->file_off, value);
-    *valuep = (uint32_t)value;
-    return 0;
-}
-
-int gguf_f32(const struct gguf *g, const char *key, float *valuep, char *message)
-{
-    const struct entry *e = find(g, key);
-    double d;
-
-    if (!e)
-        return GGUF_MISSING;
-    if (e->type == GGUF_F32) {
-        memcpy(valuep, e->value.data, sizeof *valuep);
-        return 0;
-    }
-    if (e->type != GGUF_F64)
-        return other_type(g, e, "f32", message);
-    memcpy(&d, e->value.data, sizeof d);
-    *valuep = (float)d;
-    return 0;
-}
-
-int gguf_bool(const struct gguf *g, const char *key, bool *valuep, char *message)
-{
-    const struct entry *e = find(g, key);
-
-    if (!e)
-        return GGUF_MISSING;
-    if (e->type != GGUF_BOOL)
-        return other_type(g, e, "bool", message);
-    *valuep = e->value.data[0] != 0;
-    return 0;
-}
-
-int gguf_string(const struct gguf *g, const char *key, struct gguf_string *valuep, char *message)
-{
-    const struct entry *e = find(g, key);
-
-    if (!e)
-        return GGUF_MISSING;
-    if (e->type != GGUF_STRING)
-        return other_type(g, e, "string", message);
-    *valuep = e->value;
-    return 0;
-}
-
-int gguf_array(const struct gguf *g, const char *key, enum gguf_type type,
-               struct gguf_array *valuep, char *message)
-{
-    const struct entry *e = find(g, key);
-
-    if (!e)
-        return GGUF_MISSING;
-    if (e->type != GGUF_ARRAY || e->array.type != type) {
-        char wanted[32] = "array of ";
-
-        return other_type(g, e, strcat(wanted, gguf_type_name(type)), message);
-    }
-    *valuep = e->array;
-    return 0;
-}
-
-int32_t gguf_array_i32(const struct gguf_array *a, uint64_t i)
-{
-    assert(i < a->n && (a->type == GGUF_I32 || a->type == GGUF_U32));
-    return (int32_t)load_u32(a->data + 4 * i);
-}
-
-float gguf_array_f32(const struct gguf_array *a, uint64_t i)
-{
-    float v;
-
-    assert(i < a->n && a->type == GGUF_F32);
-    memcpy(&v, a->data + 4 * i, sizeof v);
-    return v;
-}
-
-struct gguf_walk gguf_walk(const struct gguf_array *a)
-{
-    assert(a->type == GGUF_STRING);
-    return (struct gguf_walk){a->data, a->data + a->bytes, a->n};
-}
-
-/* Lengths were checked when the file was opened, and are checked again: the file may have changed.
- */
-bool gguf_walk_next(struct gguf_walk *w, struct gguf_string *stringp)
-{
-    uint64_t n;
-
-    if (w->n_left == 0 || w->end - w->at < 8)
-        return false;
-    n = load_u64(w->at);
-    if (n > (uint64_t)(w->end - w->at) - 8)
-        return false;
-    *stringp = (struct gguf_string){(const char *)w->at + 8, (size_t)n};
-    w->at += 8 + n;
-    w->n_left--;
-    return true;
-}
-
-uint32_t gguf_n_tensors(const struct gguf *g)
-{
-    return g->n_tensors;
-}
-
-const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, uint32_t i)
-{
-    assert(i < g->n_tensors);
-    return &g->tensors[i];
-}
-
-const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name)
-{
-    uint32_t low = 0, high = g->n_tensors;
-
-    while (low < high) {
-        uint32_t mid = low + (high - low) / 2;
-        int order = strcmp(name, g->tensors_by_name[mid]->name);
-
-        if (order == 0)
-            return g->tensors_by_name[mid];
-        if (order < 0)
-            high = mid;
-        else
-            low = mid + 1;
-    }
     return NULL;
 }
 

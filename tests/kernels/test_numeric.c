@@ -71,9 +71,14 @@ Test(numeric, exp_is_frozen)
         {-0x1.62eb1cp-2f, 0x3f3503ba}, {0x1.4p+3f, 0x46ac14ef},   {-0x1.5cp+6f, 0x00b33687},
         {0x1.6p+6f, 0x7ef882b7},       {-0x1.42p+4f, 0x30f9ff06}, {0x1.921fb6p+1f, 0x41b92024}};
 
+    uint32_t digest = 0x811c9dc5;
+
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         cr_expect_eq(numeric_bits(numeric_exp(cases[i].x)), cases[i].bits, "exp(%a) is %#x",
                      (double)cases[i].x, numeric_bits(numeric_exp(cases[i].x)));
+    for (int i = -87 * 1024; i <= 88 * 1024; i++)
+        digest = (digest ^ numeric_bits(numeric_exp((float)i / 1024))) * 0x01000193;
+    cr_expect_eq(digest, 0x459291ae, "digest of exp is %#x", digest);
 }
 
 Test(numeric, activations)

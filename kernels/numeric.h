@@ -35,15 +35,15 @@ static inline float numeric_from_bits(uint32_t bits)
 /* Exact for every bit pattern; a NaN keeps its payload. */
 static inline float numeric_from_half(uint16_t half)
 {
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16;
-    uint32_t exponent = half & 0x7c00, rest = (uint32_t)(half & 0x7fff) << 13;
+    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
+    /* A denormal half is an integer times 2^-24, which a float holds as a normal number. Masks and not
+     * branches: loops over this are vectorised. */
+    uint32_t small = numeric_bits((float)(int32_t)rest * 0x1p-24f);
+    uint32_t is_small = 0u - (rest < 0x0400), is_large = 0u - (rest >= 0x7c00);
+    uint32_t bits = (rest << 13) + (112u << 23);
 
-    if (exponent == 0x7c00)
-        return numeric_from_bits(sign | 0x7f800000 | rest);
-    if (exponent)
-        return numeric_from_bits(sign | (rest + (112u << 23)));
-    /* A denormal half is an integer times 2^-24, which a float holds as a normal number. */
-    return numeric_from_bits(sign | numeric_bits((float)(half & 0x3ff) * 0x1p-24f));
+    bits = (small & is_small) | (bits & ~is_small) | (0x7f800000 & is_large);
+    return numeric_from_bits(sign | bits);
 }
 
 static inline float numeric_from_bf16(uint16_t bf16)

@@ -58,7 +58,8 @@ Test(pretokenize, llama3_cuts_digits_by_threes)
 {
     expect(CB_PRE_LLAMA3, "1234567", "123|456|7");
     expect(CB_PRE_LLAMA3, "a 12", "a| |12");
-    expect(CB_PRE_LLAMA3, "it'S we'LL", "it|'S| we|'LL");
+    expect(CB_PRE_LLAMA3, "it'Sx we'LLx", "it|'S|x| we|'LL|x");
+    expect(CB_PRE_LLAMA3, "it'\u017fx", "it|'\u017f|x"); /* a long s is an s */
     expect(CB_PRE_LLAMA3, "(hello) _x", "(hello|)| _|x");
     expect(CB_PRE_LLAMA3, "a!\n\nb", "a|!\n\n|b");
     expect(CB_PRE_LLAMA3, "a \n \n  b", "a| \n \n| | b");

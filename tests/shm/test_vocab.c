@@ -167,6 +167,15 @@ Test(vocab, each_check_of_attach_refuses)
     set(image, offsetof(struct cb_vocab_header, bos), 6, -EBADMSG);
     set(image, offsetof(struct cb_vocab_header, unk), 6, -EBADMSG);
     set(image, offsetof(struct cb_vocab_header, byte_ids), 6, -EBADMSG);
+    for (int i = 0; i < CB_VOCAB_PARTS; i++) {
+        size_t at = offsetof(struct cb_vocab_header, parts) + (size_t)i * sizeof *parts;
+        uint32_t total = (uint32_t)h->total_bytes;
+        set(image, at, (uint32_t)parts[i].off + 4, -EBADMSG); /* not aligned */
+        set(image, at, total, -EBADMSG);                      /* nothing is left there */
+        set(image, at, total + 8, -EBADMSG);
+        set(image, at + 8, total - (uint32_t)parts[i].off + 1, -EBADMSG);
+        set(image, at + 12, 1, -EBADMSG); /* 4 GiB more */
+    }
     set(image, parts[CB_VOCAB_TEXT_OFF].off, 1, -EBADMSG);
     set(image, parts[CB_VOCAB_TEXT_OFF].off + 8, 5, -EBADMSG); /* then the next is lower */
     set(image, parts[CB_VOCAB_TYPES].off, 0x01010107, -EBADMSG);

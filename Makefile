@@ -48,13 +48,12 @@ DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
 TOOLS_SRC  := $(filter-out tools/cbctl.c,$(wildcard tools/*.c))
 
 # kernels/cpu: files named here are compiled once an instruction set, with -DCPU_LEVEL=<level>.
-CPU_LEVELS := scalar avx2 avx512vnni avx512bf16
-CPU_LEVEL_SRC := $(wildcard $(addprefix kernels/cpu/,$(addsuffix .c,matmul linear mlp qkv head attention rmsnorm rope embed quant level)))
+CPU_LEVELS := scalar avx2 avx512vnni
+CPU_LEVEL_SRC := $(wildcard $(addprefix kernels/cpu/,$(addsuffix .c,matmul attention rmsnorm rope embed mlp quant sample level)))
 KERNELS_SRC := $(filter-out $(CPU_LEVEL_SRC),$(wildcard kernels/*.c kernels/reference/*.c kernels/cpu/*.c))
 LEVEL_scalar     := -mfma -mf16c
 LEVEL_avx2       := -mavx2 -mfma -mf16c
 LEVEL_avx512vnni := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
-LEVEL_avx512bf16 := $(LEVEL_avx512vnni) -mavx512bf16
 objs = $(patsubst %.c,$(OBJ)/%.o,$(1))
 level_objs = $(foreach l,$(CPU_LEVELS),$(patsubst %.c,$(OBJ)/%.$(l).o,$(CPU_LEVEL_SRC)))
 
@@ -78,7 +77,7 @@ FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/
 PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbctl.c),$(BUILD)/cbctl)
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a $(BUILD)/cbclient.pc)
 
-.PHONY: all deps model demo check test bench asan tsan fuzz format lint install uninstall help clean \
+.PHONY: all deps model demo check test bench asan tsan fuzz soak format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -203,6 +202,10 @@ $(BUILD)/fuzz/%: $(OBJ)/fuzz/tests/fuzz/%.o $(OBJ)/fuzz/libfuzzall.a
 	$(Q)mkdir -p $(@D) && clang -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 fuzz: $(FUZZ_PROGS) ## Run every fuzz target for FUZZ_SECONDS (60), keeping its corpus
 	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_PROGS)
+
+SOAK_SEEDS ?= 0-9999
+soak: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEEDS (0-9999); VARIANT=asan works too
+	$(BUILD)/tests/simulate --seeds $(SOAK_SEEDS)
 
 # ---- the rest ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,50 @@
+/* The whole daemon in one process: seeds that once failed, and a couple of hundred others; `make soak` runs
+ * ten thousand. */
+#include <criterion/criterion.h>
+
+#include "tests/util/sim.h"
+
+static void run(uint64_t first, uint64_t last)
+{
+    for (uint64_t seed = first; seed <= last; seed++) {
+        struct sim_report report;
+        cr_assert_eq(sim_run(seed, &report), 0, "build/tests/simulate --seeds %llu-%llu: %s",
+                     (unsigned long long)seed, (unsigned long long)seed, report.error);
+    }
+}
+
+Test(sim, holds_for_two_hundred_seeds, .timeout = 120)
+{
+    run(0, 199);
+}
+
+Test(sim, gives_the_same_run_for_the_same_seed, .timeout = 120)
+{
+    for (uint64_t seed = 1000; seed < 1020; seed++) {
+        struct sim_report one, two;
+        cr_assert_eq(sim_run(seed, &one), 0, "%s", one.error);
+        cr_assert_eq(sim_run(seed, &two), 0, "%s", two.error);
+        cr_assert_eq(one.digest, two.digest, "seed %llu", (unsigned long long)seed);
+        cr_assert_eq(one.n_turns, two.n_turns);
+    }
+}
+
+/* A seed must reach what it is there for; else the checks above check nothing. */
+Test(sim, reaches_ends_of_every_kind, .timeout = 120)
+{
+    uint64_t n_finished = 0, n_cancelled = 0, n_rejected = 0, n_deaths = 0, n_hostile = 0;
+    for (uint64_t seed = 2000; seed < 2050; seed++) {
+        struct sim_report r;
+        cr_assert_eq(sim_run(seed, &r), 0, "%s", r.error);
+        n_finished += r.n_finished;
+        n_cancelled += r.n_cancelled;
+        n_rejected += r.n_rejected;
+        n_deaths += r.n_deaths;
+        n_hostile += r.n_hostile;
+    }
+    cr_assert_gt(n_finished, 50);
+    cr_assert_gt(n_cancelled, 50);
+    cr_assert_gt(n_rejected, 20);
+    cr_assert_gt(n_deaths, 50);
+    cr_assert_gt(n_hostile, 10);
+}

@@ -1,0 +1,405 @@
+/* Two engines: the daemon's own, and a roomy one that runs each request alone to say what it must give.
+ * A run ends in one of three drawn ways: all clients leave and the daemon is idle, a drain, a stop. */
+#include "tests/util/sim.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/loop_sim.h"
+#include "daemon/model/model.h"
+#include "daemon/model/vocabulary.h"
+
+#define CONTEXT    64
+#define VOCAB      520
+#define TURNS_MOST 20000
+
+struct sim_oracle {
+    struct model *model;
+    struct engine *engine;
+    struct virtual_clock time;
+    struct clock clock;
+    struct sim_answer *answer;
+};
+
+uint32_t sim_draw(uint64_t *random, uint32_t n)
+{
+    *random = *random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return (uint32_t)((*random >> 33) % n);
+}
+
+void sim_fail(struct sim *s, const char *format, ...)
+{
+    va_list args;
+    if (s->report->error[0])
+        return; /* the first one tells most */
+    va_start(args, format);
+    vsnprintf(s->report->error, sizeof s->report->error, format, args);
+    va_end(args);
+}
+
+void sim_note(struct sim *s, uint64_t what)
+{
+    s->report->digest = (s->report->digest ^ what) * UINT64_C(0x100000001b3);
+}
+
+/* ---- the request alone -------------------------------------------------------------------------- */
+
+static void alone_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
+                        uint64_t time_ns)
+{
+    struct sim_oracle *o = ctx;
+    (void)r;
+    (void)owner;
+    (void)time_ns;
+    if (index < SIM_TOKENS_MAX)
+        o->answer->tokens[index] = token;
+}
+
+static void alone_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
+{
+    struct sim_oracle *o = ctx;
+    (void)r;
+    (void)owner;
+    o->answer->n_tokens = end->n_generated;
+    o->answer->finish = (uint32_t)end->finish |
+                        (end->finish == FINISH_STOP && end->stop_is_id ? CB_FINISH_STOP_ID : 0u);
+    o->answer->stop_idx = end->stop_idx;
+    o->answer->text_bytes = end->text_bytes;
+}
+
+static struct model_config null_config(uint32_t page_size, uint32_t n_blocks, uint32_t tokens,
+                                       uint32_t seqs)
+{
+    return (struct model_config){.path = "null",
+                                 .backend = "cpu",
+                                 .page_size = page_size,
+                                 .n_blocks = n_blocks,
+                                 .max_batch_tokens = tokens,
+                                 .max_batch_seqs = seqs,
+                                 .null_vocab = VOCAB,
+                                 .null_context = CONTEXT};
+}
+
+static struct sim_oracle *oracle_free(struct sim_oracle *o)
+{
+    if (o) {
+        engine_free(o->engine);
+        model_free(o->model);
+        free(o);
+    }
+    return NULL;
+}
+
+static struct sim_oracle *oracle_new(void)
+{
+    char message[MODEL_MESSAGE_MAX];
+    struct sim_oracle *o = calloc(1, sizeof *o);
+    const struct model_config model = null_config(CONTEXT, 4, 2 * CONTEXT, 4);
+    const struct engine_sink sink = {.ctx = o, .token = alone_token, .end = alone_end};
+    const struct engine_config config = {.max_requests = 1,
+                                         .max_held_tokens = 2 * CONTEXT,
+                                         .max_batch_tokens = 2 * CONTEXT,
+                                         .max_requests_per_batch = 1,
+                                         .safety_margin = 0};
+    if (!o)
+        return NULL;
+    virtual_clock_init(&o->time, &o->clock);
+    if (model_open(&o->model, &model, message) ||
+        engine_new(&o->engine, &config, o->model, &sink, &o->clock))
+        return oracle_free(o);
+    return o;
+}
+
+void sim_expect(struct sim *s, const struct sim_request *r, struct sim_answer *answer)
+{
+    struct cb_stops stops;
+    struct request *request;
+    uint32_t most = engine_tokens_max(s->daemon->engine);
+    const struct request_spec spec = {
+        .prompt = r->prompt,
+        .n_prompt = r->n_prompt,
+        .max_new_tokens = r->max_new_tokens == CB_NO_LIMIT ? most - r->n_prompt : r->max_new_tokens,
+        .stop_ids = r->stop_ids,
+        .n_stop_ids = r->n_stop_ids,
+        .ignore_eos = r->flags & CB_FLAG_IGNORE_EOS,
+        .stops = r->stop[0] ? &stops : NULL,
+        .temperature = r->temperature,
+        .top_p = 1,
+        .seed = r->seed,
+    };
+    memset(answer, 0, sizeof *answer);
+    cb_stops_init(&stops);
+    if (r->stop[0])
+        (void)cb_stops_add(&stops, r->stop, strlen(r->stop));
+    s->oracle->answer = answer;
+    if (engine_submit(s->oracle->engine, &spec, &request))
+        sim_fail(s, "the oracle refuses request %llu", (unsigned long long)r->user);
+    while (engine_step(s->oracle->engine) != ENGINE_IDLE)
+        ;
+}
+
+bool sim_is_too_big(const struct sim *s, const struct sim_request *r)
+{
+    uint32_t most = engine_tokens_max(s->daemon->engine);
+    return r->n_prompt + (r->max_new_tokens == CB_NO_LIMIT ? 0 : r->max_new_tokens) > most ||
+           r->n_prompt >= most;
+}
+
+/* ---- the world ---------------------------------------------------------------------------------- */
+
+void sim_connect(struct sim *s, uint32_t uid, int *sockp, int *deathp)
+{
+    int pair[2];
+    struct cb_lease lease = {.uid = uid, .gid = uid, .pid = 1};
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
+        sim_fail(s, "no socket pair");
+        return;
+    }
+    lease.pidfd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    *deathp = dup(lease.pidfd);
+    *sockp = pair[0];
+    control_adopt(s->daemon->control, pair[1], &lease);
+}
+
+static bool world_act(void *ctx)
+{
+    struct sim *s = ctx;
+    uint32_t first = sim_draw(&s->random, s->n_clients);
+    for (uint32_t i = 0; i < s->n_clients; i++) {
+        struct sim_client *c = &s->clients[(first + i) % s->n_clients];
+        if (sim_client_can_act(c)) {
+            sim_client_act(c);
+            return true;
+        }
+    }
+    return false;
+}
+
+static uint64_t world_next_ns(void *ctx)
+{
+    struct sim *s = ctx;
+    uint64_t next_ns = LOOP_FOREVER;
+    for (uint32_t i = 0; i < s->n_clients; i++) {
+        uint64_t at_ns = sim_client_next_ns(&s->clients[i]);
+        if (at_ns < next_ns)
+            next_ns = at_ns;
+    }
+    return next_ns;
+}
+
+static void set(struct sim *s, const char *name, const char *format, uint32_t value)
+{
+    char text[32], message[SETTINGS_MESSAGE_MAX];
+    snprintf(text, sizeof text, format, value);
+    if (settings_set(&s->settings, name, text, SETTINGS_COMMAND_LINE, NULL, message))
+        sim_fail(s, "%s", message);
+}
+
+static void draw_settings(struct sim *s)
+{
+    uint64_t *r = &s->random;
+    uint32_t page_size = 4u << sim_draw(r, 3);
+    uint32_t context_blocks = CONTEXT / page_size;
+    settings_init(&s->settings);
+    set(s, "model", "null", 0);
+    set(s, "wait_mode", "eco", 0);
+    set(s, "page_size", "%u", page_size);
+    set(s, "num_blocks", "%u", context_blocks / 2 + 1 + sim_draw(r, 3 * context_blocks));
+    set(s, "max_batch_tokens", "%u", 2 + sim_draw(r, 40));
+    set(s, "max_requests_per_batch", "%u", 1 + sim_draw(r, 8));
+    set(s, "scheduler", sim_draw(r, 2) ? "fifo" : "prefill_first", 0);
+    set(s, "max_requests", "%u", 1 + sim_draw(r, 24));
+    set(s, "max_held_tokens", "%u", 1024);
+    set(s, "max_lanes", "%u", 1 + sim_draw(r, SIM_CLIENTS_MAX));
+    set(s, "lane_slots_max", "%u", 64);
+    set(s, "uid_requests", "%u", 1 + sim_draw(r, 16));
+    set(s, "uid_waiting_tokens", "%u", 20 + sim_draw(r, 200));
+    if (sim_draw(r, 4) == 0)
+        set(s, "max_queue_size", "%u", 1 + sim_draw(r, 4));
+    set(s, "lane_pool_tokens", "%u", 16);
+}
+
+static int open_parts(struct sim *s)
+{
+    char message[MODEL_MESSAGE_MAX];
+    struct cb_why why;
+    struct cb_stats_boot boot;
+    const struct loop_world world = {.ctx = s, .act = world_act, .next_ns = world_next_ns};
+    const struct model_config model =
+        null_config((uint32_t)s->settings.page_size, (uint32_t)s->settings.num_blocks,
+                    daemon_batch_tokens(&s->settings), daemon_batch_requests(&s->settings));
+    struct loop *loop;
+    s->oracle = oracle_new();
+    if (!s->oracle || model_open(&s->model, &model, message) ||
+        cb_segment_make_sealable(&s->stats, &s->stats_fd, "sim", sizeof(struct cb_stats_page),
+                                 &why) ||
+        cb_segment_make_sealable(&s->vocab, &s->vocab_fd, "sim",
+                                 vocab_image_bytes(model_vocab(s->model)), &why) ||
+        loop_sim_new(&loop, 256, &s->time, &s->clock, &s->log, s->seed, &world))
+        return -1;
+    struct daemon_config config = {
+        .settings = &s->settings,
+        .clock = &s->clock,
+        .log = &s->log,
+        .loop = loop,
+        .model = s->model,
+        .stats = s->stats.base,
+        .status_name = "/sim",
+        .status_fd = s->stats_fd,
+        .vocab_fd = s->vocab_fd,
+        .status_bytes = s->stats.bytes,
+        .vocab_bytes = s->vocab.bytes,
+        .boot_id = {s->seed, 1},
+        .first_cursor = sim_draw(&s->random, 2) ? 0 : UINT64_MAX - sim_draw(&s->random, 100),
+        .admin_group = (gid_t)-1,
+    };
+    daemon_boot(&config, "sim", 0, &boot);
+    cb_stats_init(config.stats, &boot);
+    if (daemon_new(&s->daemon, &config) == 0)
+        return 0;
+    loop_free(loop);
+    return -1;
+}
+
+static bool all_over(const struct sim *s)
+{
+    for (uint32_t i = 0; i < s->n_clients; i++)
+        if (s->clients[i].state != SIM_OVER)
+            return false;
+    return true;
+}
+
+static void audit(struct sim *s)
+{
+    const char *why = "";
+    if (daemon_check(s->daemon, &why))
+        sim_fail(s, "audit: %s", why);
+    if (cb_stats_get(s->stats.base, CB_STAT_wake_missed))
+        sim_fail(s, "the daemon slept while work waited");
+    if (cb_stats_get(s->stats.base, CB_STAT_watchdog))
+        sim_fail(s, "work waited and nothing moved");
+}
+
+/* Nobody is there any more: nothing may be left. */
+static void check_empty(struct sim *s)
+{
+    struct engine_stats stats;
+    engine_stats(s->daemon->engine, &stats);
+    const struct clients *c = s->daemon->clients;
+    if (stats.n_active + stats.n_waiting)
+        sim_fail(s, "%u requests are left", stats.n_active + stats.n_waiting);
+    if (stats.n_free_blocks != stats.n_blocks)
+        sim_fail(s, "%u blocks are lost", stats.n_blocks - stats.n_free_blocks);
+    if (c->n_connections || c->n_lanes || c->lane_bytes)
+        sim_fail(s, "%u connections and %u lanes are left", c->n_connections, c->n_lanes);
+}
+
+/* With nothing in the engine all credit is free, so no lane may still wait for some. */
+static void check_credit(struct sim *s)
+{
+    struct engine_stats stats;
+    const struct clients *c = s->daemon->clients;
+    engine_stats(s->daemon->engine, &stats);
+    for (uint32_t i = 0; i < c->n_clients; i++)
+        if (c->table[i].lane && c->table[i].waits && !c->has_credit &&
+            stats.n_active + stats.n_waiting == 0)
+            sim_fail(s, "a lane waits for credit that nobody holds");
+}
+
+static void turn(struct sim *s)
+{
+    const struct clients *c = s->daemon->clients;
+    uint32_t gone[SIM_CLIENTS_MAX + 64] = {0}; /* connections that ended before this turn */
+    for (uint32_t i = 0; i < c->n_clients; i++)
+        gone[i] = c->table[i].state == CLIENT_GONE ? c->table[i].lane_id : 0;
+    daemon_turn(s->daemon);
+    for (uint32_t i = 0; i < c->n_clients && s->daemon->state != DAEMON_STOPPED; i++)
+        if (gone[i] && c->table[i].state == CLIENT_GONE && c->table[i].lane_id == gone[i])
+            sim_fail(s, "a dead client still holds requests after a step");
+    check_credit(s);
+    if (s->report->n_turns++ % 8 == 0)
+        audit(s);
+}
+
+static void run(struct sim *s)
+{
+    uint32_t ending = sim_draw(&s->random, 3); /* 0: all leave; 1: drain; 2: stop */
+    uint32_t patience = ending ? 20 + sim_draw(&s->random, 300) : TURNS_MOST;
+    for (uint32_t i = 0; i < patience && !all_over(s) && !s->report->error[0]; i++)
+        turn(s);
+    if (ending == 0 && !all_over(s))
+        sim_fail(s, "after %u turns some clients still wait", TURNS_MOST);
+    s->is_ending = true;
+    if (ending == 1)
+        daemon_drain(s->daemon, "the seed");
+    for (uint32_t i = 0; ending == 1 && s->daemon->state != DAEMON_STOPPED && !s->report->error[0];
+         i++) {
+        turn(s);
+        if (i > TURNS_MOST)
+            sim_fail(s, "the drain does not end");
+    }
+    for (uint32_t i = 0; i < s->n_clients; i++)
+        if (ending != 2 && s->clients[i].state != SIM_OVER && s->clients[i].state != SIM_AWAY)
+            sim_client_die(&s->clients[i]);
+    if (s->daemon->state == DAEMON_STOPPED || ending == 2)
+        return; /* who is still connected is told by the end of its lane */
+    for (int i = 0; i < 200 && !s->report->error[0]; i++)
+        turn(s);
+    check_empty(s);
+}
+
+static void close_parts(struct sim *s)
+{
+    struct loop *loop = s->daemon ? s->daemon->config.loop : NULL;
+    s->daemon = daemon_free(s->daemon);
+    for (uint32_t i = 0; i < s->n_clients; i++) {
+        struct sim_client *c = &s->clients[i];
+        if (c->state == SIM_LIVE && !cb_lane_client_closed(c->lc))
+            sim_fail(s, "client %u was not told that the daemon stopped", i);
+        sim_client_fini(c);
+    }
+    loop_free(loop);
+    model_free(s->model);
+    oracle_free(s->oracle);
+    cb_segment_unmap(&s->stats);
+    cb_segment_unmap(&s->vocab);
+    if (s->stats_fd >= 0)
+        close(s->stats_fd);
+    if (s->vocab_fd >= 0)
+        close(s->vocab_fd);
+}
+
+int sim_run(uint64_t seed, struct sim_report *report)
+{
+    struct sim *s = calloc(1, sizeof *s);
+    memset(report, 0, sizeof *report);
+    report->digest = UINT64_C(0xcbf29ce484222325);
+    if (!s)
+        return -1;
+    s->seed = seed;
+    s->random = seed * UINT64_C(0x9e3779b97f4a7c15) + 7;
+    s->report = report;
+    s->stats_fd = s->vocab_fd = -1;
+    virtual_clock_init(&s->time, &s->clock);
+    log_init(&s->log, -1, LOG_LEVEL_ERROR, &s->clock);
+    draw_settings(s);
+    if (open_parts(s)) {
+        sim_fail(s, "can't make the daemon");
+    } else {
+        s->n_clients = 1 + sim_draw(&s->random, SIM_CLIENTS_MAX);
+        for (uint32_t i = 0; i < s->n_clients; i++) {
+            sim_client_init(&s->clients[i], s, i, s->random + i * 1000003u);
+            report->n_hostile += s->clients[i].is_hostile;
+        }
+        run(s);
+    }
+    close_parts(s);
+    sim_note(s, s->time.now_ns);
+    free(s);
+    return report->error[0] ? -1 : 0;
+}

@@ -1,0 +1,60 @@
+/* tests/util/sim.h - the whole daemon with scripted clients in one process, from one seed.
+ *
+ * The daemon is the real one over the null model, on the simulation's loop; sockets are real pairs,
+ * lanes real memory mapped twice. Everything else is drawn from the seed: settings, clients, their
+ * requests and misdeeds, the order of events, the passing of time. The same seed gives the same run,
+ * to the last token: `digest` sums it up. Checked: every result equals the request alone, every
+ * accepted request ends once, no wake is missed, all audits hold, nothing is left in the end. */
+#ifndef CB_TESTS_UTIL_SIM_H
+#define CB_TESTS_UTIL_SIM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "tests/util/sim_client.h"
+
+#define SIM_CLIENTS_MAX 8
+
+struct sim_report {
+    char error[512]; /* empty: all held */
+    uint64_t digest;
+    uint64_t n_turns, n_requests, n_finished, n_cancelled, n_rejected, n_deaths, n_hostile;
+};
+
+/* 0, or -1 with report->error. */
+int sim_run(uint64_t seed, struct sim_report *report);
+
+/* ---- for the clients -------------------------------------------------------------------------- */
+
+struct sim {
+    uint64_t seed, random;
+    struct settings settings;
+    struct virtual_clock time;
+    struct clock clock;
+    struct log log;
+    struct model *model;
+    struct daemon *daemon;
+    struct cb_status_segment status;
+    struct cb_segment stats, vocab;
+    int stats_fd, vocab_fd;
+    struct sim_client clients[SIM_CLIENTS_MAX];
+    uint32_t n_clients;
+    bool is_ending; /* drain or stop was asked for */
+    struct sim_report *report;
+    struct sim_oracle *oracle;
+};
+
+void sim_fail(struct sim *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void sim_note(struct sim *s, uint64_t what); /* into the digest */
+uint32_t sim_draw(uint64_t *random, uint32_t n);
+/* What this request gets alone. */
+void sim_expect(struct sim *s, const struct sim_request *r, struct sim_answer *answer);
+/* Whether no request of that size can ever run here. */
+bool sim_is_too_big(const struct sim *s, const struct sim_request *r);
+/* The daemon's end of a new connection: sock and death are ours to use and close. */
+void sim_connect(struct sim *s, uint32_t uid, int *sockp, int *deathp);
+
+#endif

@@ -167,6 +167,23 @@ Test(tiny, backends_agree_on_every_type)
         }
 }
 
+Test(tiny, biases_of_q_k_and_v_count)
+{
+    static float without[N_TOKENS * TINY_VOCAB], with[N_TOKENS * TINY_VOCAB];
+    static float cpu[N_TOKENS * TINY_VOCAB];
+    struct tiny t = tiny_default();
+
+    run_tiny(&t, "reference", DTYPE_F32, 128, without);
+    t.has_bias = true; /* of zeros */
+    run_tiny(&t, "reference", DTYPE_F32, 128, with);
+    cr_expect(memcmp(with, without, sizeof with) == 0);
+    t.bias_spread = 0.5f;
+    run_tiny(&t, "reference", DTYPE_F32, 128, with);
+    cr_expect(nmse(with, without, N_TOKENS * TINY_VOCAB) > 1e-3);
+    run_tiny(&t, "cpu", DTYPE_F32, 128, cpu);
+    cr_expect(nmse(cpu, with, N_TOKENS * TINY_VOCAB) <= 1e-9);
+}
+
 Test(tiny, cpu_gives_the_same_bits_by_any_chunks)
 {
     static float whole[N_TOKENS * TINY_VOCAB], parts[N_TOKENS * TINY_VOCAB];

@@ -8,7 +8,7 @@
 
 #include "tests/util/gguf_write.h"
 
-#define TINY_VOCAB                                                                          \
+#define TINY_VOCAB \
     512u /* 0 to 2: <|endoftext|> (EOS), <|im_start|>, <|im_end|>; then the 256 bytes; then \
             pairs of lower-case letters, which merges make */
 
@@ -16,6 +16,8 @@ struct tiny {
     uint32_t n_layers, n_embd, n_ff, n_heads, n_kv_heads, head_dim, n_context;
     float rope_base, norm_eps;
     bool tied;
+    bool has_bias;          /* of q, k and v, ...                                 */
+    float bias_spread;      /* ... about so large                                 */
     enum dtype dtype;       /* of the matrices                                    */
     enum dtype embed_dtype; /* of the embedding, and of the head if it has its own */
     uint64_t seed;

@@ -137,6 +137,8 @@ $(BUILD)/libcbclient.a: $(call objs,$(CLIENT_SRC) $(SHM_SRC))
 	$(archive)
 $(BUILD)/cbclient.pc: client/cbclient.pc.in
 	$(Q)mkdir -p $(@D) && sed 's|@PREFIX@|$(PREFIX)|g' $< > $@
+# As a user would: <cbclient.h>, and nothing else of ours.
+$(OBJ)/client/examples/%.o: EXTRA_CFLAGS += -Iclient
 $(BUILD)/examples/%: $(OBJ)/client/examples/%.o $(BUILD)/libcbclient.a
 	$(link_prog)
 

@@ -61,8 +61,7 @@ extern "C" {
 
 #define CB_API __attribute__((visibility("default")))
 
-/* ---- what can go wrong
- * ---------------------------------------------------------------------------- */
+/* ---- what can go wrong ----------------------------------------------------------------------- */
 
 /* 0 is success. -20 to -38 are bad requests: cb_submit gives them where the library sees the fault,
  * else they come in a REJECTED event. -40 to -43 come in an END event whose end is CB_END_ERROR. */
@@ -125,8 +124,7 @@ CB_API const char *cb_message(void);
 /* "1.0.0": the library's version. */
 CB_API const char *cb_version(void);
 
-/* ---- opening
- * -------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 struct cb_handle;
 
@@ -190,8 +188,7 @@ struct cb_info {
 /* What the handle is connected to; pointers live as long as the handle. */
 CB_API int cb_info(struct cb_handle *h, struct cb_info *info);
 
-/* ---- requests
- * ------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 #define CB_NO_LIMIT 0xffffffffu /* max_new_tokens: as much as the context holds */
 
@@ -312,8 +309,7 @@ CB_API int cb_cancel(struct cb_handle *h, uint64_t id);
  * reuse when the daemon has ended it. 0, or CB_NOT_FOUND, CB_FORKED. Works on a lost handle too. */
 CB_API int cb_release(struct cb_handle *h, uint64_t id);
 
-/* ---- events
- * --------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 /* Takes the next event of any request without a handler. Never blocks.
  *   1          *event is filled
@@ -335,8 +331,7 @@ CB_API int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int
  * CB_LOST or CB_CLOSED; CB_FORKED. Several threads may dispatch. */
 CB_API int cb_dispatch(struct cb_handle *h, int64_t timeout_ms);
 
-/* ---- event loops (CB_KIND_EVENT_LOOP)
- * ------------------------------------------------------------- */
+/* ---- event loops (CB_KIND_EVENT_LOOP) -------------------------------------------------------- */
 
 /* The descriptor to watch for reading (level-triggered). It is the handle's: don't read or close
  * it. CB_INVALID on a handle of another kind. The recipe, on the loop's one thread, at the start
@@ -355,8 +350,7 @@ CB_API int cb_fd(struct cb_handle *h);
  * CB_CLOSED, CB_INVALID, CB_FORKED. */
 CB_API int cb_arm(struct cb_handle *h);
 
-/* ---- what a request has made
- * ---------------------------------------------------------------------- */
+/* ---- what a request has made ----------------------------------------------------------------- */
 
 /* All tokens made so far, those that no event has brought yet too: *idsp [*np] in shared memory,
  * which never move nor change; valid until cb_release. 0, CB_NOT_FOUND, CB_FORKED. */
@@ -403,8 +397,7 @@ CB_API int cb_text_all(struct cb_handle *h, uint64_t id, const char **textp, siz
  * 0 with *np 0 to 3. */
 CB_API int cb_text_tail(struct cb_handle *h, uint64_t id, uint8_t tail[4], size_t *np);
 
-/* ---- text and ids
- * --------------------------------------------------------------------------------- */
+/* ---- text and ids ---------------------------------------------------------------------------- */
 
 /* Text to the ids that a request with this text would have. flags: CB_PARSE_SPECIAL, CB_NO_BOS.
  * Always sets *np to the number of ids. 0, CB_TOO_SMALL (ids [n_max] is not filled; may be NULL if

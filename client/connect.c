@@ -1,22 +1,16 @@
-/* client/connect.c - finds a daemon, shakes hands, maps the lane; and gives it all back.
+/* client/connect.c - finds a daemon, shakes hands, maps the lane.
  *
  * The socket's path is only where to look: whom to trust is decided by SO_PEERCRED, for /tmp/cbd-UID may
  * be anybody's. Every number in WELCOME is checked before anything is mapped by it: a daemon of
- * another build must lead to a status, not to a crash.
- *
- * The segments are not inherited by fork(). A child must not even try, so the handle owns a page which
- * the kernel wipes in children: one load tells, without a system call. */
+ * another build must lead to a status, not to a crash. */
 #include "client/internal.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <gnu/libc-version.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <time.h>
@@ -24,35 +18,10 @@
 
 #include "shm/doorbell.h"
 
-#define HANDSHAKE_NS    2000000000ull
-#define LOOK_AGAIN_NS   20000000ull /* for a daemon that is not there yet */
-#define SPIN_NS_MAX     50000ull
-#define N_DESCRIPTORS   4 /* UP, DOWN, STATUS, VOCAB */
-#define N_SLOTS_ASKABLE CB_SLOTS_MAX
-
-static_assert((int)CB_END_EOS == CB_FINISH_EOS && (int)CB_END_STOP == CB_FINISH_STOP &&
-                  (int)CB_END_LENGTH == CB_FINISH_LENGTH &&
-                  (int)CB_END_CANCELLED == CB_FINISH_CANCELLED &&
-                  (int)CB_END_DEADLINE == CB_FINISH_DEADLINE &&
-                  (int)CB_END_ERROR == CB_FINISH_ERROR,
-              "cbclient.h spells format.h out");
-
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-uint64_t cb_now_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
-uint64_t cb_now_coarse_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC_COARSE);
-}
+#define HANDSHAKE_NS  2000000000ull
+#define LOOK_AGAIN_NS 20000000ull /* for a daemon that is not there yet */
+#define SPIN_NS_MAX   50000ull
+#define N_DESCRIPTORS 4 /* UP, DOWN, STATUS, VOCAB */
 
 static void sleep_ns(uint64_t ns)
 {
@@ -60,7 +29,7 @@ static void sleep_ns(uint64_t ns)
     nanosleep(&t, NULL);
 }
 
-/* ---- finding it ------------------------------------------------------------------------------------ */
+/* ---- finding it ------------------------------------------------------------------------------ */
 
 static bool trusted(uid_t uid, const struct cb_options *options)
 {
@@ -156,7 +125,7 @@ static int try_all(const char *instance, const struct cb_options *options)
     return cb_fail_at(where, status, 0, 0);
 }
 
-static int find(const struct cb_options *options)
+int cb_connect_find(const struct cb_options *options)
 {
     const char *instance = options->instance ? options->instance : "default";
     if (!*instance || strchr(instance, '/') || instance[0] == '.')
@@ -174,7 +143,7 @@ static int find(const struct cb_options *options)
     }
 }
 
-/* ---- the handshake --------------------------------------------------------------------------------- */
+/* ---- the handshake --------------------------------------------------------------------------- */
 
 static bool all_zero(const uint8_t *bytes, size_t n)
 {
@@ -335,7 +304,7 @@ static int attach(struct cb_handle *h, const struct cb_welcome *w, const int fds
     return 0;
 }
 
-static int shake_hands(struct cb_handle *h, const struct cb_options *options)
+int cb_connect_shake_hands(struct cb_handle *h, const struct cb_options *options)
 {
     union {
         struct cb_welcome welcome;
@@ -359,130 +328,4 @@ static int shake_hands(struct cb_handle *h, const struct cb_options *options)
         return r;
     r = cb_doorbell_send(h->sock, CB_RECORD_READY);
     return r ? cb_fail_at("the daemon hung up during the handshake", CB_LOST, 0, 0) : 0;
-}
-
-/* ---- a handle -------------------------------------------------------------------------------------- */
-
-static int make_alive(struct cb_handle *h)
-{
-    long page = sysconf(_SC_PAGESIZE);
-    unsigned char *p =
-        mmap(NULL, (size_t)page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return cb_fail_errno("mmap", errno);
-    h->alive = p;
-    if (madvise(p, (size_t)page, MADV_WIPEONFORK))
-        return cb_fail_errno("madvise(MADV_WIPEONFORK)", errno);
-    *p = 1;
-    return 0;
-}
-
-/* Copies what the caller's header knew of the structure. */
-static int take_options(struct cb_options *mine, const struct cb_options *given)
-{
-    cb_options_init(mine);
-    if (!given)
-        return 0;
-    if (given->size != sizeof(*mine))
-        return cb_fail_at("cb_options.size; use cb_options_init", CB_INVALID, 0, 0);
-    *mine = *given;
-    if (mine->wait_mode > CB_WAIT_ECO)
-        return cb_fail_at("cb_options.wait_mode", CB_INVALID, 0, 0);
-    if (mine->kind > CB_KIND_EVENT_LOOP)
-        return cb_fail_at("cb_options.kind", CB_INVALID, 0, 0);
-    if (mine->n_slots > N_SLOTS_ASKABLE)
-        return cb_fail_at("cb_options.n_slots, of which 4096 are the most", CB_INVALID, 0, 0);
-    if (mine->wait_ms < -1)
-        return cb_fail_at("cb_options.wait_ms", CB_INVALID, 0, 0);
-    return 0;
-}
-
-int cb_open(struct cb_handle **handlep, const struct cb_options *given)
-{
-    struct cb_options options;
-    struct cb_handle *h;
-    int cancel_state, r;
-    if (!handlep)
-        return cb_fail(CB_INVALID);
-    *handlep = NULL;
-    r = take_options(&options, given);
-    if (r)
-        return r;
-    h = calloc(1, sizeof(*h));
-    if (!h)
-        return cb_fail(CB_NO_MEMORY);
-    pthread_mutex_init(&h->lock, NULL);
-    pthread_mutex_init(&h->text_lock, NULL);
-    h->sock = -1;
-    h->kind = options.kind;
-    h->wait_mode = options.wait_mode;
-
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-    if (getrandom(&h->seed_state, sizeof(h->seed_state), 0) != (ssize_t)sizeof(h->seed_state))
-        h->seed_state = cb_now_ns() ^ (uint64_t)(uintptr_t)h;
-    r = make_alive(h);
-    if (!r) {
-        h->sock = find(&options);
-        r = h->sock < 0 ? h->sock : shake_hands(h, &options);
-    }
-    if (r)
-        cb_close(h);
-    else
-        *handlep = h;
-    pthread_setcancelstate(cancel_state, NULL);
-    return r;
-}
-
-void cb_close(struct cb_handle *h)
-{
-    bool child;
-    if (!h)
-        return;
-    /* The child of a fork has no mappings of the lane, but a copy of the descriptor and the heap. */
-    child = h->alive && !*h->alive;
-    if (h->sock >= 0) {
-        if (!child && h->lane)
-            cb_doorbell_send(h->sock, CB_RECORD_BYE);
-        close(h->sock);
-    }
-    if (!child) {
-        cb_segment_unmap(&h->up);
-        cb_segment_unmap(&h->down);
-        cb_segment_unmap(&h->vocab_segment);
-    }
-    for (uint32_t i = 0; h->held && i < h->geometry.n_slots; i++)
-        cb_text_free(h->held[i].text);
-    cb_text_fini(h);
-    free(h->arena.held);
-    free(h->lane_memory);
-    free(h->held);
-    free(h->model_name);
-    if (h->alive)
-        munmap((void *)(uintptr_t)h->alive, (size_t)sysconf(_SC_PAGESIZE));
-    pthread_mutex_destroy(&h->lock);
-    pthread_mutex_destroy(&h->text_lock);
-    free(h);
-}
-
-int cb_info(struct cb_handle *h, struct cb_info *info)
-{
-    int r = cb_enter(h);
-    if (r || !info)
-        return cb_fail(r ? r : CB_INVALID);
-    memset(info, 0, sizeof(*info));
-    info->model = h->model_name;
-    info->n_vocab = h->geometry.n_vocab;
-    info->n_context = h->geometry.n_context;
-    info->bos = h->vocab.header->bos;
-    info->eos = h->vocab.header->eos;
-    info->eot = h->vocab.header->eot;
-    info->n_slots = h->geometry.n_slots;
-    info->lane_id = h->lane_id;
-    info->has_chat = h->vocab.template_bytes > 0;
-    info->arena_bytes = h->geometry.up_arena_bytes;
-    info->pool_bytes = h->geometry.down_pool_bytes;
-    pthread_mutex_lock(&h->lock);
-    info->wake_missed = h->wake_missed;
-    pthread_mutex_unlock(&h->lock);
-    return 0;
 }

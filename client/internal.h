@@ -112,8 +112,7 @@ struct cb_handle {
     struct cb_tokenizer_scratch *scratch; /* one that nobody uses now, or NULL */
 };
 
-/* ---- errors.c: each returns the status, after keeping it for cb_message
- * ---------------------------- */
+/* ---- errors.c: each returns the status, after keeping it for cb_message ---------------------- */
 
 int cb_fail(int status);
 int cb_fail_with(int status, uint32_t a, uint32_t b);
@@ -121,8 +120,7 @@ int cb_fail_at(const char *where, int status, uint32_t a,
                uint32_t b); /* where: copied; may be NULL */
 int cb_fail_errno(const char *where, int errnum);
 
-/* ---- connect.c
- * -------------------------------------------------------------------------------------- */
+/* ---- handle.c -------------------------------------------------------------------------------- */
 
 /* What every call does first: 0, CB_INVALID for NULL, CB_FORKED. */
 static inline int cb_enter(const struct cb_handle *h)
@@ -135,8 +133,16 @@ static inline int cb_enter(const struct cb_handle *h)
 uint64_t cb_now_ns(void);
 uint64_t cb_now_coarse_ns(void); /* to a few ms, in a few ns */
 
-/* ---- submit.c
- * --------------------------------------------------------------------------------------- */
+/* ---- connect.c ------------------------------------------------------------------------------- */
+
+/* A socket to a trusted daemon, waiting for one as the options say; or a status, kept. */
+int cb_connect_find(const struct cb_options *options);
+
+/* HELLO to READY over h->sock: maps and fills what is constant in the handle, and its lane. 0 or a
+ * status, kept; cb_close undoes a half-made handle. */
+int cb_connect_shake_hands(struct cb_handle *h, const struct cb_options *options);
+
+/* ---- submit.c -------------------------------------------------------------------------------- */
 
 /* The request with this id, neither free nor abandoned, or NULL. */
 struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
@@ -147,8 +153,7 @@ int cb_held_free_locked(struct cb_handle *h, struct cb_held *q);
 /* Sends a BELL; without the lock. If the daemon is gone, marks the handle lost. */
 void cb_ring(struct cb_handle *h);
 
-/* ---- results.c
- * -------------------------------------------------------------------------------------- */
+/* ---- results.c ------------------------------------------------------------------------------- */
 
 /* True if a thread other than this one is asleep on the lane, so that the ring is not ours. */
 bool cb_led_by_other_locked(const struct cb_handle *h);
@@ -175,20 +180,20 @@ void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q);
 /* Fills *event with the request's next one, which there is, and lists it again if there is more. */
 void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *event);
 
-/* ---- wait.c
- * ----------------------------------------------------------------------------------------- */
+/* ---- wait.c ---------------------------------------------------------------------------------- */
 
 void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handlers); /* those who wait for it */
 void cb_wake_all_locked(struct cb_handle *h);
 
-/* ---- text.c
- * ----------------------------------------------------------------------------------------- */
+/* ---- text.c ---------------------------------------------------------------------------------- */
 
 /* A request's text, which copies the stops. 0 or CB_NO_MEMORY or CB_BAD_STOP, kept for cb_message.
  */
 int cb_text_new(struct cb_text **textp, const struct cb_handle *h, const struct cb_string *stops,
                 size_t n_stops, uint32_t flags);
 struct cb_text *cb_text_free(struct cb_text *t);
+
+/* ---- words.c --------------------------------------------------------------------------------- */
 
 /* Ids of text; *idsp is the caller's to free. 0 or a status, kept for cb_message. */
 int cb_text_ids(struct cb_handle *h, const char *text, size_t bytes, uint32_t flags,
@@ -197,6 +202,6 @@ int cb_text_ids(struct cb_handle *h, const char *text, size_t bytes, uint32_t fl
 int cb_text_chat(struct cb_handle *h, const struct cb_chat_message *turns, size_t n, char **textp,
                  size_t *bytesp);
 
-void cb_text_fini(struct cb_handle *h); /* tokenizer and scratch */
+void cb_words_fini(struct cb_handle *h); /* tokenizer and scratch */
 
 #endif

@@ -18,7 +18,7 @@
 
 #define LIFE_NS 50000000ull
 
-/* ---- ready lists ----------------------------------------------------------------------------------- */
+/* ---- ready lists ----------------------------------------------------------------------------- */
 
 static struct cb_ready *ready_of(struct cb_handle *h, const struct cb_held *q)
 {
@@ -84,7 +84,7 @@ void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *eve
     cb_make_ready_locked(h, q);
 }
 
-/* ---- entries --------------------------------------------------------------------------------------- */
+/* ---- entries --------------------------------------------------------------------------------- */
 
 static void release_arena_locked(struct cb_handle *h, struct cb_held *q)
 {
@@ -212,7 +212,7 @@ int cb_drain_locked(struct cb_handle *h)
     return ring;
 }
 
-/* ---- without entries ------------------------------------------------------------------------------- */
+/* ---- without entries ------------------------------------------------------------------------- */
 
 void cb_life_locked(struct cb_handle *h, bool now)
 {
@@ -302,7 +302,7 @@ void cb_scan_locked(struct cb_handle *h)
     }
 }
 
-/* ---- the calls ------------------------------------------------------------------------------------- */
+/* ---- the calls ------------------------------------------------------------------------------- */
 
 int cb_poll(struct cb_handle *h, struct cb_event *event)
 {

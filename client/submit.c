@@ -42,7 +42,7 @@ static void prepared_fini(struct prepared *p)
     cb_text_free(p->text);
 }
 
-/* ---- checking -------------------------------------------------------------------------------------- */
+/* ---- checking -------------------------------------------------------------------------------- */
 
 static int check_sampling(const struct cb_request *request)
 {
@@ -184,7 +184,7 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
     return 0;
 }
 
-/* ---- sending --------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 static uint64_t next_seed_locked(struct cb_handle *h)
 {
@@ -331,7 +331,7 @@ int cb_submit_many(struct cb_handle *h, const struct cb_request *requests, size_
     return (int)(r ? i - 1 : i);
 }
 
-/* ---- giving back ----------------------------------------------------------------------------------- */
+/* ---- giving back ----------------------------------------------------------------------------- */
 
 struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id)
 {

@@ -33,7 +33,7 @@ struct want {
     bool handlers;
 };
 
-/* ---- private words --------------------------------------------------------------------------------- */
+/* ---- private words --------------------------------------------------------------------------- */
 
 static void wake_one(struct cb_waiter *w)
 {
@@ -77,7 +77,7 @@ static void follow_locked(struct cb_handle *h, const struct want *want, uint64_t
     *at = w.next;
 }
 
-/* ---- leading --------------------------------------------------------------------------------------- */
+/* ---- leading --------------------------------------------------------------------------------- */
 
 /* Reads all records there are; what they say stands in shared memory. False: the daemon has gone.
  * Raw calls: they are no points of thread cancellation. */
@@ -149,7 +149,7 @@ static void spin_locked(struct cb_handle *h, uint64_t ns)
     pthread_mutex_lock(&h->lock);
 }
 
-/* ---- waiting --------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 static struct cb_held *first_wanted(struct cb_handle *h, const struct want *want)
 {
@@ -244,7 +244,7 @@ int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t ti
     return r ? cb_fail(r) : 1;
 }
 
-/* ---- handlers -------------------------------------------------------------------------------------- */
+/* ---- handlers -------------------------------------------------------------------------------- */
 
 /* Runs the handler for one event; the lock is off meanwhile. The handler may release the request and
  * the slot may be in use again when it returns: the id tells. */
@@ -287,7 +287,7 @@ int cb_dispatch(struct cb_handle *h, int64_t timeout_ms)
     return !r || r == CB_TIMEOUT ? n : cb_fail(r);
 }
 
-/* ---- event loops ----------------------------------------------------------------------------------- */
+/* ---- event loops ----------------------------------------------------------------------------- */
 
 int cb_fd(struct cb_handle *h)
 {

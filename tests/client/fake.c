@@ -51,7 +51,7 @@ struct fake {
     uint32_t n_muted[SLOTS_MAX];
 };
 
-/* ---- the handshake --------------------------------------------------------------------------------- */
+/* ---- the handshake --------------------------------------------------------------------------- */
 
 static void send_with(int conn, const void *record, const int *fds, size_t n_fds)
 {
@@ -158,7 +158,7 @@ static bool shake_hands(struct fake *f)
     return read_record(f, &ready) && ready.head.type == CB_RECORD_READY;
 }
 
-/* ---- requests -------------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void intake(struct fake *f)
 {
@@ -290,7 +290,7 @@ static void cancels(struct fake *f)
                 (struct cb_lane_end){CB_SLOT_CANCELLED, .finish = CB_FINISH_CANCELLED});
 }
 
-/* ---- the loop -------------------------------------------------------------------------------------- */
+/* ---- the loop -------------------------------------------------------------------------------- */
 
 static bool flush(struct fake *f)
 {
@@ -408,7 +408,7 @@ static void *run(void *arg)
     return NULL;
 }
 
-/* ---- the test's side ------------------------------------------------------------------------------- */
+/* ---- the test's side ------------------------------------------------------------------------- */
 
 static void nudge(struct fake *f)
 {

@@ -92,7 +92,7 @@ static struct cb_event take_all(struct cb_handle *h, uint64_t id, uint32_t first
     return e;
 }
 
-/* ---- one request ----------------------------------------------------------------------------------- */
+/* ---- one request ----------------------------------------------------------------------------- */
 
 Test(request, brings_each_token_once_and_one_end)
 {
@@ -205,7 +205,7 @@ Test(request, ids_are_never_used_again)
     stop(p);
 }
 
-/* ---- refusals -------------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static int refusal(struct cb_handle *h, const struct cb_request *r)
 {
@@ -377,7 +377,7 @@ Test(refusal, many_at_once_go_in_order_as_far_as_they_go)
     stop(p);
 }
 
-/* ---- waiting --------------------------------------------------------------------------------------- */
+/* ---- waiting --------------------------------------------------------------------------------- */
 
 Test(waiting, a_timeout_is_honoured_whatever_others_do)
 {
@@ -535,7 +535,7 @@ Test(waiting, a_notice_does_not_keep_anyone_awake_or_asleep)
     stop(p);
 }
 
-/* ---- cancelling and releasing ---------------------------------------------------------------------- */
+/* ---- cancelling and releasing ---------------------------------------------------------------- */
 
 Test(cancelling, ends_it_once_and_keeps_what_there_is)
 {
@@ -697,7 +697,7 @@ Test(cancelling, from_a_signal_handler_that_interrupts_any_call)
     stop(p);
 }
 
-/* ---- handlers -------------------------------------------------------------------------------------- */
+/* ---- handlers -------------------------------------------------------------------------------- */
 
 struct chain {
     uint64_t id;
@@ -803,7 +803,7 @@ Test(handlers, of_one_request_never_overlap_though_threads_share)
     stop(p);
 }
 
-/* ---- event loops ----------------------------------------------------------------------------------- */
+/* ---- event loops ----------------------------------------------------------------------------- */
 
 Test(event_loop, the_recipe_never_misses)
 {
@@ -897,7 +897,7 @@ Test(event_loop, a_dead_daemon_makes_it_readable)
     stop(p);
 }
 
-/* ---- loss ------------------------------------------------------------------------------------------ */
+/* ---- loss ------------------------------------------------------------------------------------ */
 
 static void *wait_lost(void *arg)
 {
@@ -1053,7 +1053,7 @@ Test(loss, a_closed_lane_says_closed_and_a_stopped_daemon_lost)
     stop(p);
 }
 
-/* ---- forks ----------------------------------------------------------------------------------------- */
+/* ---- forks ----------------------------------------------------------------------------------- */
 
 Test(forks, a_child_gets_forked_and_leaves_the_parent_alone)
 {

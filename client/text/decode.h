@@ -1,13 +1,14 @@
 /* client/text/decode.h - ids to text, piece by piece, never splitting a character.
  *
  * Ids go in as they come; out comes text in whole UTF-8 characters, as soon as each is whole.
- * However the ids and the room for text are cut into calls, the pieces put together are the same.
- * What the model made that is not UTF-8 becomes U+FFFD, one for each fault (shm/utf8.h), or with
- * CB_DECODE_RAW stays as it is.
+ * However the ids and the room for text are cut into calls, the pieces put together are the
+ * same. What the model made that is not UTF-8 becomes U+FFFD, one for each fault (shm/utf8.h),
+ * or with CB_DECODE_RAW stays as it is.
  *
- * With stop strings, text that may begin one is held back until that is decided, and neither the stop
- * (but for CB_DECODE_KEEP_STOP) nor what follows it comes out: the same bytes that the daemon counts
- * (shm/stop.h). Stops are matched on what the model made, before faults are replaced.
+ * With stop strings, text that may begin one is held back until that is decided, and neither the
+ * stop (but for CB_DECODE_KEEP_STOP) nor what follows it comes out: the same bytes that the
+ * daemon counts (shm/stop.h). Stops are matched on what the model made, before faults are
+ * replaced.
  *
  * A decoder is plain memory of fixed size: no allocation, nothing to free, may be copied. One
  * thread. */

@@ -191,7 +191,8 @@ Test(decode, takes_no_id_after_a_stop)
     fixture_fini(&f);
 }
 
-/* The text that should come out, from the definition: cut the model's bytes at the stop, then replace. */
+/* The text that should come out, from the definition: cut the model's bytes at the stop, then
+ * replace. */
 static size_t naive(const uint8_t *bytes, size_t n, const struct cb_stops *stops, char *out)
 {
     struct cb_stop_state state = {0};

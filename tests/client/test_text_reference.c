@@ -1,5 +1,5 @@
-/* The default model's own vocabulary against what the reference implementation recorded: the ids of every
- * text, the text of these ids, at once and streamed, and rendered chats. */
+/* The default model's own vocabulary against what the reference implementation recorded: the ids
+ * of every text, the text of these ids, at once and streamed, and rendered chats. */
 #include <criterion/criterion.h>
 #include <jansson.h>
 #include <stdlib.h>
@@ -27,7 +27,8 @@ static void expect_ids(const json_t *expected, const uint32_t *ids, size_t n, co
                      what, i, k);
 }
 
-/* Whole text, in one call, what is incomplete at the end as U+FFFD. Returns its length; *textp to be freed. */
+/* Whole text, in one call, what is incomplete at the end as U+FFFD. Returns its length; *textp
+ * to be freed. */
 static size_t decode(const struct cb_vocab *vocab, const uint32_t *ids, size_t n, char **textp)
 {
     struct cb_decoder d;
@@ -48,7 +49,8 @@ static size_t decode(const struct cb_vocab *vocab, const uint32_t *ids, size_t n
     return n_out;
 }
 
-/* The same in the smallest steps, with room for one character at a time. Each piece is whole characters. */
+/* The same in the smallest steps, with room for one character at a time. Each piece is whole
+ * characters. */
 static void expect_stream(const struct cb_vocab *vocab, const uint32_t *ids, size_t n,
                           const char *text, size_t n_text)
 {

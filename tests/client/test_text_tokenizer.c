@@ -1,4 +1,5 @@
-/* Merging against the naive rule; special tokens, BOS, refusals; texts that break careless tokenizers. */
+/* Merging against the naive rule; special tokens, BOS, refusals; texts that break careless
+ * tokenizers. */
 #include "client/text/tokenizer.h"
 
 #include <criterion/criterion.h>
@@ -223,7 +224,8 @@ Test(tokenizer, takes_a_whole_word_without_merges_if_the_vocabulary_says_so)
     fixture_fini(&f);
 }
 
-/* Words of a quarter megabyte; as many beginnings of special tokens. Anything quadratic takes minutes. */
+/* Words of a quarter megabyte; as many beginnings of special tokens. Anything quadratic takes
+ * minutes. */
 Test(tokenizer, takes_hard_text_of_any_kind, .timeout = 30)
 {
     static const char *const pieces[] = {"a", "ab", "<",  "<|", "<|im_",

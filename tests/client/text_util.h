@@ -20,7 +20,8 @@ struct text_fixture {
 struct text_fixture fixture_default(void);
 /* Of this image, which is the fixture's from here on. */
 struct text_fixture fixture_of(struct vocab_image *image);
-/* All 256 bytes as ids 0 to 255, no merges, this pre-tokenizer, and control token 256 "<s>" as BOS. */
+/* All 256 bytes as ids 0 to 255, no merges, this pre-tokenizer, and control token 256 "<s>" as
+ * BOS. */
 struct text_fixture fixture_bytes(enum cb_vocab_pre pre, uint32_t flags);
 void fixture_fini(struct text_fixture *f);
 

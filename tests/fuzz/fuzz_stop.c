@@ -1,5 +1,6 @@
-/* Stop strings and a text: the first byte says how many strings, then each is a length and its bytes, then the
- * text. Fed whole and byte by byte, the answer is the same, and it is a stop that is there. */
+/* Stop strings and a text: the first byte says how many strings, then each is a length and its
+ * bytes, then the text. Fed whole and byte by byte, the answer is the same, and it is a stop
+ * that is there. */
 #include <assert.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
-/* Any text, each pre-tokenizer: ids decode to the text again, valid ones only, in pieces too. The vocabulary
- * has all bytes, "<s>" and "<s" as control tokens, and merges that make runs of "a" and of spaces. */
+/* Any text, each pre-tokenizer: ids decode to the text again, valid ones only, in pieces too.
+ * The vocabulary has all bytes, "<s>" and "<s" as control tokens, and merges that make runs of
+ * "a" and of spaces. */
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>

@@ -70,6 +70,12 @@ struct cb_slot_words {
 };
 static_assert(sizeof(struct cb_slot_words) == 8, "format 1");
 
+/* Generations count up at each reuse of a slot; 0 is none. */
+static inline uint32_t cb_generation_next(uint32_t gen)
+{
+    return gen >= CB_GEN_MASK ? 1 : gen + 1;
+}
+
 enum cb_op { CB_OP_GENERATE = 1 };
 
 /* request.flags: the low half must be understood, the high half may be ignored. */

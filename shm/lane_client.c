@@ -148,7 +148,7 @@ int cb_lane_client_submit(struct cb_lane_client *lc, struct cb_request_entry *en
     lc->free_first = (lc->free_first + 1) % lc->g.n_slots;
     lc->n_free--;
     old_gen = lc->gens[slot];
-    lc->gens[slot] = (old_gen + 1) & CB_GEN_MASK ? (old_gen + 1) & CB_GEN_MASK : 1;
+    lc->gens[slot] = cb_generation_next(old_gen);
     entry->slot = slot;
     entry->gen = lc->gens[slot];
 

@@ -69,10 +69,19 @@ static int map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct c
 /* A memfd of `bytes`, every page allocated, 0600, not yet sealed. */
 static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *why)
 {
+    static const char advice[] =
+        "lower lane_slots, lane_arena or lane_pool, or raise the memory limit (cgroup)";
     char what[96];
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
-    int r;
+    int fd, r;
 
+    snprintf(what, sizeof what, "no memory for a segment of %zu KiB", bytes / 1024);
+    *fdp = -1;
+    /* fallocate would go on until the machine has nothing left, and only then fail. */
+    if (bytes / (size_t)sysconf(_SC_PAGESIZE) >= (size_t)sysconf(_SC_PHYS_PAGES)) {
+        errno = ENOMEM;
+        return fail(why, what, advice);
+    }
+    fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     /* Older kernels don't know NOEXEC_SEAL, stricter ones insist on it. */
     if (fd < 0 && errno == EINVAL)
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -86,9 +95,7 @@ static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *w
         r = fallocate(fd, 0, 0, (off_t)bytes);
     } while (r < 0 && errno == EINTR);
     if (r < 0) {
-        snprintf(what, sizeof what, "no memory for a segment of %zu KiB", bytes / 1024);
-        r = fail(why, what,
-                 "lower lane_slots, lane_arena or lane_pool, or raise the memory limit (cgroup)");
+        r = fail(why, what, advice);
         close_fd(fdp);
         return r;
     }
@@ -263,12 +270,14 @@ static int open_exclusive(struct cb_status_segment *s, const char *instance, str
 
     plain_name(s->name, instance);
     s->lock_fd = shm_open(s->name, flags, 0600);
-    if (s->lock_fd < 0 && errno == EEXIST && sweep(s->name))
-        s->lock_fd = shm_open(s->name, flags, 0600);
-    if (s->lock_fd < 0 && (errno == EEXIST || errno == EACCES)) {
-        r = random_name(s->name, why);
-        if (!r)
+    if (s->lock_fd < 0 && errno == EEXIST) {
+        if (sweep(s->name))
             s->lock_fd = shm_open(s->name, flags, 0600);
+        if (s->lock_fd < 0) {
+            r = random_name(s->name, why);
+            if (!r)
+                s->lock_fd = shm_open(s->name, flags, 0600);
+        }
     }
     if (!r && s->lock_fd < 0)
         r = fail(why, "can't make the STATUS page in /dev/shm",

@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <time.h>
@@ -331,4 +332,60 @@ Test(lane_threads, storm_on_the_smallest_rings)
     g.req_capacity = 2;
     g.res_capacity = 8;
     run_storm(&g, 4000, 5, true);
+}
+
+/* Two tokens in two flushes, then silence until both were read: if the second found the entry of the
+ * first unread, its reader must find the new count; if it was just given back, there must be a new one. */
+struct lockstep {
+    struct pair p;
+    uint32_t slot, n;
+    atomic_uint n_read;
+    atomic_bool stop;
+};
+
+static void *read_by_entries(void *arg)
+{
+    struct lockstep *l = arg;
+    struct cb_result_entry e;
+
+    while (!atomic_load(&l->stop)) {
+        int r = cb_lane_client_poll(l->p.client, &e);
+
+        if (r < 0)
+            return "poll";
+        if (r & CB_LANE_ENTRY)
+            atomic_store(&l->n_read, cb_lane_client_emitted(l->p.client, e.slot));
+        else
+            sched_yield();
+    }
+    return NULL;
+}
+
+Test(lane_threads, no_token_is_left_without_an_entry)
+{
+    struct cb_geometry g;
+    struct lockstep l = {.n = 20000};
+    struct cb_request_entry entry;
+    pthread_t thread;
+    void *said;
+
+    cr_assert_eq(cb_geometry_make(&g, 1, 0, 0, 1000, 2 * l.n), 0);
+    pair_init_geometry(&l.p, &g, UINT64_MAX - 100);
+    cr_assert_eq(pair_submit(&l.p, l.n, 0, &entry), 0);
+    cr_assert_eq(pair_intake(&l.p, &entry), CB_LANE_ENTRY);
+    cr_assert_eq(pthread_create(&thread, NULL, read_by_entries, &l), 0);
+    for (uint32_t i = 0; i < l.n; i++) {
+        time_t limit = time(NULL) + 10;
+
+        cb_lane_token(l.p.lane, entry.slot, i, 0);
+        cr_assert_eq(cb_lane_flush(l.p.lane), 0);
+        while (i % 2 && atomic_load(&l.n_read) != i + 1) {
+            cr_assert_lt(time(NULL), limit, "token %u has no entry", i);
+            sched_yield();
+        }
+    }
+    atomic_store(&l.stop, true);
+    pthread_join(thread, &said);
+    cr_assert_null(said);
+    pair_fini(&l.p);
 }

@@ -1,0 +1,112 @@
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "shm/doorbell.h"
+#include "shm/lease.h"
+#include "shm/segment.h"
+
+Test(doorbell, wakes_a_process_that_maps_it_read_only)
+{
+    struct cb_segment daemon;
+    struct cb_why why = {""};
+    cb_atomic32 *bell;
+    int fd, status;
+    pid_t child;
+
+    cr_assert_eq(cb_segment_make_down(&daemon, &fd, 4096, &why), 0, "%s", why.text);
+    bell = daemon.base;
+    child = fork();
+    if (child == 0) {
+        struct cb_segment mine;
+
+        if (cb_segment_map(&mine, fd, 4096, 0, &why))
+            _exit(2);
+        _exit(cb_doorbell_wait(mine.base, 0, 10000000000ull) != 0);
+    }
+    /* Until it sleeps; the word does not move, so only the call can wake it. */
+    while (cb_doorbell_wake(bell) == 0)
+        usleep(1000);
+    cr_assert_eq(waitpid(child, &status, 0), child);
+    cr_assert_eq(status, 0);
+    cb_segment_unmap(&daemon);
+    close(fd);
+}
+
+Test(doorbell, does_not_sleep_on_a_word_that_moved_and_ends_in_time)
+{
+    cb_atomic32 bell;
+
+    cb_store32(&bell, 5, CB_RELAXED);
+    cr_assert_eq(cb_doorbell_wait(&bell, 4, 10000000000ull), 0);
+    cr_assert_eq(cb_doorbell_wait(&bell, 5, 1000000), -ETIMEDOUT);
+}
+
+Test(doorbell, a_full_socket_counts_as_rung_and_a_closed_one_does_not)
+{
+    struct cb_plain_record record;
+    struct pollfd p;
+    int pair[2];
+
+    cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair), 0);
+    for (int i = 0; i < 10000; i++)
+        cr_assert_eq(cb_doorbell_send(pair[0], CB_RECORD_BELL), 0);
+    p = (struct pollfd){.fd = pair[1], .events = POLLIN};
+    cr_assert_eq(poll(&p, 1, 0), 1);
+    cr_assert_eq(recv(pair[1], &record, sizeof record, 0), CB_RECORD_BYTES);
+    cr_assert(record.head.magic == CB_RECORD_MAGIC && record.head.type == CB_RECORD_BELL);
+    close(pair[1]);
+    cr_assert_lt(cb_doorbell_send(pair[0], CB_RECORD_BELL), 0, "and no SIGPIPE");
+    close(pair[0]);
+}
+
+Test(lease, knows_who_is_there_and_that_it_died)
+{
+    struct cb_lease lease;
+    struct pollfd p;
+    int pair[2], go[2];
+    pid_t child;
+
+    /* The child makes the pair's other end its own by connecting. */
+    struct sockaddr name;
+    socklen_t len = sizeof(sa_family_t);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    char path[108];
+    socklen_t path_len = sizeof path;
+
+    name.sa_family = AF_UNIX;
+    cr_assert_eq(bind(listener, &name, len), 0);
+    cr_assert_eq(listen(listener, 1), 0);
+    cr_assert_eq(getsockname(listener, (struct sockaddr *)path, &path_len), 0);
+    cr_assert_eq(pipe(go), 0);
+    child = fork();
+    if (child == 0) {
+        char byte;
+        int s = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+
+        close(go[1]);
+        if (connect(s, (struct sockaddr *)path, path_len))
+            _exit(1);
+        _exit(read(go[0], &byte, 1) == 1);
+    }
+    pair[0] = accept(listener, NULL, NULL);
+    cr_assert_geq(pair[0], 0);
+    cr_assert_eq(cb_lease_take(&lease, pair[0]), 0);
+    cr_assert_eq(lease.uid, geteuid());
+    cr_assert_eq(lease.pid, child);
+    cr_assert(cb_lease_has_group(&lease, pair[0], getegid()));
+    cr_assert_not(cb_lease_has_group(&lease, pair[0], 54321));
+    cr_assert(cb_lease_alive(&lease));
+    close(go[1]);
+    if (lease.pidfd >= 0) {
+        p = (struct pollfd){.fd = lease.pidfd, .events = POLLIN};
+        cr_assert_eq(poll(&p, 1, 10000), 1);
+        cr_assert_not(cb_lease_alive(&lease));
+    }
+    cb_lease_release(&lease);
+    cb_lease_release(&lease);
+    cr_assert_eq(lease.pidfd, -1);
+}

@@ -1,0 +1,68 @@
+#include <criterion/criterion.h>
+#include <errno.h>
+#include <string.h>
+
+#include "shm/stats.h"
+
+static struct cb_stats_page page;
+
+static void make(void)
+{
+    struct cb_stats_boot boot = {.pid = 5, .instance = "main"};
+
+    memset(&boot.model, 'm', sizeof boot.model); /* no NUL */
+    cb_stats_init(&page, &boot);
+}
+
+Test(stats, counts_are_read_by_name)
+{
+    make();
+    cb_stats_add(&page, CB_STAT_tokens_decode, 3);
+    cb_stats_add(&page, CB_STAT_tokens_decode, 4);
+    cb_stats_set(&page, CB_STAT_blocks_free, 9);
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), 0);
+    cr_assert_eq(cb_stats_read(&page, (enum cb_stat)cb_stat_find("tokens_decode")), 7);
+    cr_assert_eq(cb_stats_read(&page, (enum cb_stat)cb_stat_find("blocks_free")), 9);
+    cr_assert_eq(cb_stats_get(&page, CB_STAT_steps), 0);
+    cr_assert_eq(cb_stat_find("no_such"), -ENOENT);
+    cr_assert(cb_stat_row(CB_STAT_blocks_free)->is_gauge);
+    cr_assert_not(cb_stat_row(CB_STAT_steps)->is_gauge);
+}
+
+Test(stats, strings_of_the_boot_always_end)
+{
+    struct cb_stats_boot boot;
+
+    make();
+    cb_stats_boot(&page, &boot);
+    cr_assert_str_eq(boot.instance, "main");
+    cr_assert_eq(strlen(boot.model), sizeof boot.model - 1);
+    cr_assert_eq(boot.pid, 5);
+}
+
+Test(stats, a_page_of_another_length_is_read_as_far_as_both_know)
+{
+    make();
+    cb_stats_add(&page, CB_STAT_paused, 1);
+    page.n_counters = CB_STAT_paused;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), 0);
+    cr_assert_eq(cb_stats_read(&page, CB_STAT_paused), 0, "that daemon does not have it");
+}
+
+Test(stats, what_is_no_page_is_refused)
+{
+    make();
+    cr_assert_eq(cb_stats_attach(&page, sizeof page - 1), -EPROTO);
+    cr_assert_eq(cb_stats_attach(&page, 8), -EPROTO);
+    page.counters_off = UINT32_MAX - 7;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    make();
+    page.n_counters++;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    make();
+    page.version++;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    make();
+    page.magic = 0;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+}

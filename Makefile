@@ -48,12 +48,13 @@ DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
 TOOLS_SRC  := $(filter-out tools/cbctl.c,$(wildcard tools/*.c))
 
 # kernels/cpu: files named here are compiled once an instruction set, with -DCPU_LEVEL=<level>.
-CPU_LEVELS := scalar avx2 avx512vnni
-CPU_LEVEL_SRC := $(wildcard $(addprefix kernels/cpu/,$(addsuffix .c,matmul attention rmsnorm rope embed mlp quant sample level)))
+CPU_LEVELS := scalar avx2 avx512vnni avx512bf16
+CPU_LEVEL_SRC := $(wildcard $(addprefix kernels/cpu/,$(addsuffix .c,matmul linear mlp qkv head attention rmsnorm rope embed quant level)))
 KERNELS_SRC := $(filter-out $(CPU_LEVEL_SRC),$(wildcard kernels/*.c kernels/reference/*.c kernels/cpu/*.c))
 LEVEL_scalar     := -mfma -mf16c
 LEVEL_avx2       := -mavx2 -mfma -mf16c
 LEVEL_avx512vnni := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
+LEVEL_avx512bf16 := $(LEVEL_avx512vnni) -mavx512bf16
 objs = $(patsubst %.c,$(OBJ)/%.o,$(1))
 level_objs = $(foreach l,$(CPU_LEVELS),$(patsubst %.c,$(OBJ)/%.$(l).o,$(CPU_LEVEL_SRC)))
 

@@ -17,6 +17,7 @@ static const struct {
 
 static const struct backend_ops *const backends[] = {
     &backend_reference,
+    &backend_cpu,
 };
 
 const struct backend_ops *backend_find(const char *name)

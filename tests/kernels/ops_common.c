@@ -265,7 +265,9 @@ void pair_weight_free(struct pair *p, struct weight *weights[2])
 void check_rows(const struct tensor *got, const struct tensor *want, const struct ops_limit *limit,
                 const char *what, ...)
 {
-    double error = 0, power = 0, largest = 0, n = (double)want->n_rows * want->n_cols;
+    double error = 0, power = 0, largest = 0, rms, n = (double)want->n_rows * want->n_cols;
+    /* A few values may all be small by cancellation, which no error of their terms follows. */
+    double ease = n < 16 ? 10 : 1;
     char text[160];
     bool same_kind = true;
     va_list ap;
@@ -274,23 +276,33 @@ void check_rows(const struct tensor *got, const struct tensor *want, const struc
     vsnprintf(text, sizeof text, what, ap);
     va_end(ap);
     for (uint32_t r = 0; r < want->n_rows; r++) {
+        const float *b = (const float *)((const char *)want->data + r * want->stride_bytes);
+
+        for (uint32_t c = 0; c < want->n_cols; c++)
+            power += (double)b[c] * (double)b[c];
+    }
+    rms = sqrt(power / n);
+    for (uint32_t r = 0; r < want->n_rows; r++) {
         const float *a = (const float *)((const char *)got->data + r * got->stride_bytes);
         const float *b = (const float *)((const char *)want->data + r * want->stride_bytes);
+        double row_power = 0, row_largest = 0;
 
         for (uint32_t c = 0; c < want->n_cols; c++) {
             double d = (double)a[c] - (double)b[c];
 
             same_kind = same_kind && isfinite(a[c]) && isfinite(b[c]);
             error += d * d;
-            power += (double)b[c] * (double)b[c];
-            largest = fmax(largest, fabs(d));
+            row_power += (double)b[c] * (double)b[c];
+            row_largest = fmax(row_largest, fabs(d));
         }
+        /* Rows that average few keys are larger than the others, and so are their errors. */
+        largest = fmax(largest, row_largest / fmax(rms, sqrt(row_power / want->n_cols)));
     }
     cr_expect(same_kind, "%s: not finite", text);
     if (power == 0)
         cr_expect(error == 0, "%s: should be all zeros, largest %g", text, largest);
     else
-        cr_expect(error <= limit->nmse * power && largest <= limit->max * sqrt(power / n),
+        cr_expect(error <= limit->nmse * ease * ease * power && largest <= limit->max * ease,
                   "%s: NMSE %.3g (limit %.3g), largest error %.3g rms (limit %.3g)", text,
-                  error / power, limit->nmse, largest / sqrt(power / n), limit->max);
+                  error / power, limit->nmse * ease * ease, largest, limit->max * ease);
 }

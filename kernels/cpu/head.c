@@ -1,0 +1,124 @@
+/* Logits of the rows a step asks for. Each worker keeps, for every row, the best logit of each of 16
+ * lanes over the panels it had; the caller merges them by (value, lower id), so that greedy rows need
+ * no pass over their logits, which are not even written. A maximum hides NaN: a flag beside it does
+ * not. */
+#include "kernels/cpu/level.h"
+
+#include <math.h>
+#include <stdalign.h>
+
+#include "kernels/cpu/vec.h"
+
+enum { UNIT_PANELS = 2, UNIT_ROWS = UNIT_PANELS * PANEL_ROWS };
+
+struct head_job {
+    struct cpu_stream *s;
+    const struct weight *w;
+    const struct head_args *args;
+    const struct tensor *logits;
+    struct act act;
+    struct cut cut;
+};
+
+/* logit [n_rows <= 16] of the panel that begins at row row_idx. */
+static void track_panel(struct head_track *track, const float *logit, uint32_t n_rows,
+                        uint32_t row_idx)
+{
+    uint32_t not_finite = 0;
+
+    for (uint32_t r = 0; r < n_rows; r++) {
+        bool better = logit[r] > track->best[r];
+
+        not_finite |= (numeric_bits(logit[r]) & 0x7f800000) == 0x7f800000;
+        track->best[r] = better ? logit[r] : track->best[r];
+        track->row[r] = better ? row_idx : track->row[r];
+    }
+    track->not_finite |= not_finite;
+}
+
+static void head_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
+{
+    const struct head_job *job = arg;
+    struct head_track *tracks = job->s->tracks + (size_t)worker * job->s->shape.max_outputs;
+    const uint8_t *want = job->args->want_logits;
+    alignas(64) float sums[TILE_TOKENS][UNIT_ROWS];
+
+    for (uint32_t item = begin; item < end; item++) {
+        uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
+        uint32_t token_end = token + job->cut.block_tokens;
+        struct unit u = weight_unit(job->w, UNIT_PANELS, item % job->cut.n_units);
+        uint32_t row_idx = u.part->row_idx + u.panel_idx * PANEL_ROWS, n_rows = unit_n_rows(&u);
+
+        if (token_end > job->act.n_tokens)
+            token_end = job->act.n_tokens;
+        for (; token < token_end; token += TILE_TOKENS) {
+            uint32_t n = tile_n_tokens(token, token_end);
+
+            LEVEL(matmul)(sums[0], UNIT_ROWS, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
+            for (uint32_t t = 0; t < n; t++) {
+                for (uint32_t r = 0; r < n_rows; r += PANEL_ROWS) {
+                    uint32_t left = n_rows - r < PANEL_ROWS ? n_rows - r : PANEL_ROWS;
+
+                    if (job->args->softcap != 0.0f)
+                        v_store(sums[t] + r, v_softcap(v_load(sums[t] + r), job->args->softcap));
+                    track_panel(&tracks[token + t], sums[t] + r, left, row_idx + r);
+                    if (!want || want[token + t])
+                        v_store_n(tensor_row(job->logits, token + t) + row_idx + r,
+                                  v_load(sums[t] + r), left);
+                }
+            }
+        }
+    }
+}
+
+static struct head_row merge_row(const struct cpu_stream *s, uint32_t output)
+{
+    struct head_row row = {.max = -INFINITY};
+    uint32_t n_threads = pool_n_threads(s->backend->pool);
+
+    for (uint32_t i = 0; i < n_threads; i++) {
+        const struct head_track *track = s->tracks + (size_t)i * s->shape.max_outputs + output;
+
+        row.not_finite |= track->not_finite;
+        for (uint32_t r = 0; r < PANEL_ROWS; r++) {
+            uint32_t id = track->row[r] + r;
+
+            if (track->best[r] > row.max || (track->best[r] == row.max && id < row.argmax)) {
+                row.max = track->best[r];
+                row.argmax = id;
+            }
+        }
+    }
+    return row;
+}
+
+int LEVEL(head)(struct stream *stream, struct tensor *logits, struct head_row *rows,
+                const struct tensor *x, const struct weight *w, const struct head_args *args)
+{
+    struct cpu_stream *s = (struct cpu_stream *)stream;
+    struct head_job job = {.s = s, .w = w, .args = args, .logits = logits};
+    uint32_t n_outputs = args->step->n_outputs, n_threads = pool_n_threads(s->backend->pool);
+    struct act_args act_args = {.x = x,
+                                .rows = args->step->output_token_idx,
+                                .n_tokens = n_outputs,
+                                .n_cols = w->n_cols,
+                                .norm_w = args->norm_w,
+                                .norm_eps = args->norm_eps};
+
+    for (uint32_t i = 0; i < n_threads; i++) {
+        for (uint32_t o = 0; o < n_outputs; o++) {
+            struct head_track *track = s->tracks + (size_t)i * s->shape.max_outputs + o;
+
+            *track = (struct head_track){0};
+            for (uint32_t r = 0; r < PANEL_ROWS; r++)
+                track->best[r] = -INFINITY;
+        }
+    }
+    LEVEL(quant)(s, &job.act, w, &act_args);
+    job.cut = cut_product(weight_n_units(w, UNIT_PANELS), n_outputs, n_threads);
+    pool_run(s->backend->pool, head_items, &job, job.cut.n_units * job.cut.n_blocks,
+             job.cut.run_max);
+    for (uint32_t o = 0; o < n_outputs; o++)
+        rows[o] = merge_row(s, o);
+    return 0;
+}

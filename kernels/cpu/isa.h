@@ -1,0 +1,14 @@
+/* kernels/cpu/isa.h - which level the processor and the system allow, and which is best. */
+#ifndef CB_KERNELS_CPU_ISA_H
+#define CB_KERNELS_CPU_ISA_H
+
+#include "kernels/cpu/level.h"
+
+/* The level named, or for NULL and "auto" the best one. NULL: not known, or not on this machine; then
+ * *why is a static sentence that lists what this machine has. */
+const struct level *isa_level(const char *name, const char **why);
+
+/* Level i of those this machine has, slowest first; NULL from the last on. */
+const struct level *isa_level_at(uint32_t i);
+
+#endif

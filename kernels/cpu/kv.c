@@ -1,0 +1,115 @@
+/* Pages of keys and values. The pool is one mapping of reserved address space; a page is contiguous,
+ * all layers together, so that populating, copying and clearing a page are single sweeps. */
+#include "kernels/cpu/cpu.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { SYSTEM_PAGE = 4096 };
+
+static size_t head_bytes(const struct kv_shape *shape)
+{
+    return (size_t)shape->page_size * shape->head_dim * (shape->dtype == DTYPE_F32 ? 4 : 2);
+}
+
+size_t cpu_kv_page_bytes(const struct kv_shape *shape)
+{
+    size_t bytes = (size_t)shape->n_layers * shape->n_kv_heads * 2 * head_bytes(shape);
+
+    return (bytes + SYSTEM_PAGE - 1) / SYSTEM_PAGE * SYSTEM_PAGE;
+}
+
+static const char *shape_fault(const struct kv_shape *shape)
+{
+    if (!shape->n_layers || !shape->n_kv_heads || !shape->head_dim || !shape->n_pages)
+        return "a cache has at least one layer, head, dimension and page";
+    if (shape->head_dim % 2)
+        return "the cpu backend needs an even head dimension";
+    if (!shape->page_size || shape->page_size % 16)
+        return "the cpu backend needs a page size that is a multiple of 16 tokens";
+    if (shape->dtype != DTYPE_BF16 && shape->dtype != DTYPE_F32)
+        return "the cpu backend keeps keys and values in BF16 or F32";
+    return NULL;
+}
+
+int cpu_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape, const char **why)
+{
+    struct kv *kv;
+
+    (void)b;
+    *why = shape_fault(shape);
+    if (*why)
+        return -EINVAL;
+    *why = "no address space for the cache";
+    kv = calloc(1, sizeof *kv);
+    if (!kv)
+        return -ENOMEM;
+    *kv = (struct kv){
+        .shape = *shape, .page_bytes = cpu_kv_page_bytes(shape), .head_bytes = head_bytes(shape)};
+    /* The last row's vector load may run past the last page by less than a vector. */
+    kv->mapped_bytes = kv->page_bytes * shape->n_pages + SYSTEM_PAGE;
+    kv->data = mmap(NULL, kv->mapped_bytes, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (kv->data == MAP_FAILED) {
+        free(kv);
+        return -ENOMEM;
+    }
+    *why = NULL;
+    *kvp = kv;
+    return 0;
+}
+
+struct kv *cpu_kv_free(struct kv *kv)
+{
+    if (!kv)
+        return NULL;
+    munmap(kv->data, kv->mapped_bytes);
+    free(kv);
+    return NULL;
+}
+
+int cpu_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
+{
+    uint8_t *from;
+    size_t bytes;
+
+    if (page_idx > kv->shape.n_pages || n_pages > kv->shape.n_pages - page_idx)
+        return -EINVAL;
+    from = kv->data + page_idx * kv->page_bytes;
+    bytes = n_pages * kv->page_bytes;
+    if (!bytes || !madvise(from, bytes, MADV_POPULATE_WRITE))
+        return 0;
+    if (errno != EINVAL)
+        return -errno;
+    /* Kernels before 5.14: touch each page, keeping what is there. */
+    for (size_t i = 0; i < bytes; i += SYSTEM_PAGE)
+        *(volatile uint8_t *)(from + i) = *(volatile uint8_t *)(from + i);
+    return 0;
+}
+
+int cpu_kv_clear(struct kv *kv, uint32_t page_idx)
+{
+    if (page_idx >= kv->shape.n_pages)
+        return -EINVAL;
+    for (uint32_t layer = 0; layer < kv->shape.n_layers; layer++) {
+        for (uint32_t head = 0; head < kv->shape.n_kv_heads; head++)
+            memset(kv_v(kv, page_idx, layer, head), 0, kv->head_bytes);
+    }
+    return 0;
+}
+
+int cpu_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies)
+{
+    for (uint32_t i = 0; i < n_copies; i++) {
+        if (copies[i].from_page >= kv->shape.n_pages || copies[i].to_page >= kv->shape.n_pages)
+            return -EINVAL;
+    }
+    for (uint32_t i = 0; i < n_copies; i++) {
+        if (copies[i].from_page != copies[i].to_page)
+            memcpy(kv->data + copies[i].to_page * kv->page_bytes,
+                   kv->data + copies[i].from_page * kv->page_bytes, kv->page_bytes);
+    }
+    return 0;
+}

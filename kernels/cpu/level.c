@@ -1,0 +1,32 @@
+/* The table of one level. */
+#include "kernels/cpu/level.h"
+
+#include "kernels/cpu/vec.h"
+
+static void pairs(float out[16], const uint16_t *k, const uint16_t *q, uint32_t n_pairs)
+{
+    v16 acc = v_zero();
+
+    for (uint32_t i = 0; i < n_pairs; i++) {
+        float wide[2] = {numeric_from_bf16(q[2 * i]), numeric_from_bf16(q[2 * i + 1])};
+        const void *coef = PAIR_NATIVE(0) ? (const void *)(q + 2 * i) : wide;
+
+        acc = pair_fma(acc, pair_load((const uint8_t *)(k + 32 * i), 0, 0), coef, 0);
+    }
+    v_store(out, acc);
+}
+
+#define NAME2(level) #level
+#define NAME(level)  NAME2(level)
+
+const struct level LEVEL(level) = {
+    .name = NAME(CPU_LEVEL),
+    .embed = LEVEL(embed),
+    .rmsnorm = LEVEL(rmsnorm),
+    .qkv = LEVEL(qkv),
+    .attention = LEVEL(attention),
+    .linear = LEVEL(linear),
+    .gate_up = LEVEL(gate_up),
+    .head = LEVEL(head),
+    .pairs = pairs,
+};

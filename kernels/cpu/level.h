@@ -1,0 +1,151 @@
+/* kernels/cpu/level.h - files compiled once an instruction set, and what they offer.
+ *
+ * LEVEL(f) is f's name at the level being compiled. A level is the table of operators at the end of
+ * level.c; the calls below are between files of one level. Any two levels give the same bits. */
+#ifndef CB_KERNELS_CPU_LEVEL_H
+#define CB_KERNELS_CPU_LEVEL_H
+
+#include "kernels/cpu/cpu.h"
+
+#define LEVEL_PASTE2(f, level) cpu_##f##_##level
+#define LEVEL_PASTE(f, level)  LEVEL_PASTE2(f, level)
+#define LEVEL(f)               LEVEL_PASTE(f, CPU_LEVEL)
+
+struct level {
+    const char *name;
+    int (*embed)(struct stream *s, struct tensor *x, const struct weight *e, const int32_t *tokens,
+                 float scale);
+    int (*rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,
+                   float eps);
+    int (*qkv)(struct stream *s, struct tensor *q, struct kv *kv, const struct tensor *x,
+               const struct qkv_args *args);
+    int (*attention)(struct stream *s, struct tensor *o, const struct tensor *q,
+                     const struct kv *kv, const struct attention_args *args);
+    int (*linear)(struct stream *s, struct tensor *y, const struct tensor *x,
+                  const struct weight *w, const struct epilogue *e);
+    int (*gate_up)(struct stream *s, struct tensor *h, const struct tensor *x,
+                   const struct weight *w, const struct gate_up_args *args);
+    int (*head)(struct stream *s, struct tensor *logits, struct head_row *rows,
+                const struct tensor *x, const struct weight *w, const struct head_args *args);
+    /* out[i] = the chain of pair products of n_pairs pairs, as attention makes scores of 16 keys: k
+     * [n_pairs][16][2] and q [n_pairs][2] bf16. For the choice between the last two levels. */
+    void (*pairs)(float out[16], const uint16_t *k, const uint16_t *q, uint32_t n_pairs);
+};
+
+extern const struct level cpu_level_scalar, cpu_level_avx2, cpu_level_avx512vnni,
+    cpu_level_avx512bf16;
+
+#ifdef CPU_LEVEL
+
+/* Operators, each in the file of its name. */
+int LEVEL(embed)(struct stream *s, struct tensor *x, const struct weight *e, const int32_t *tokens,
+                 float scale);
+int LEVEL(rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,
+                   float eps);
+int LEVEL(qkv)(struct stream *s, struct tensor *q, struct kv *kv, const struct tensor *x,
+               const struct qkv_args *args);
+int LEVEL(attention)(struct stream *s, struct tensor *o, const struct tensor *q,
+                     const struct kv *kv, const struct attention_args *args);
+int LEVEL(linear)(struct stream *s, struct tensor *y, const struct tensor *x,
+                  const struct weight *w, const struct epilogue *e);
+int LEVEL(gate_up)(struct stream *s, struct tensor *h, const struct tensor *x,
+                   const struct weight *w, const struct gate_up_args *args);
+int LEVEL(head)(struct stream *s, struct tensor *logits, struct head_row *rows,
+                const struct tensor *x, const struct weight *w, const struct head_args *args);
+
+/* y = x * rms scale * w over n columns; y may be x. */
+void LEVEL(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float eps);
+
+/* What to make of the input rows of a product: row i is row rows[i] of x (rows NULL: row i), with an
+ * RMS norm if norm_w. */
+struct act_args {
+    const struct tensor *x;
+    const uint32_t *rows;
+    uint32_t n_tokens, n_cols;
+    const float *norm_w;
+    float norm_eps;
+};
+
+/* Fills the stream's activations in the forms w wants, and says where they are. */
+void LEVEL(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
+                  const struct act_args *args);
+
+/* out[t * out_stride + 16*i + r] = row r of panel panel_idx + i times token token_idx + t, for n_panels
+ * of a part and n_tokens <= 8 tokens from token_idx, a multiple of 8, that are all of the act's last
+ * tile or 8. out has room for whole panels. */
+void LEVEL(matmul)(float *out, size_t out_stride, const struct panels *p, uint32_t panel_idx,
+                   uint32_t n_panels, const struct act *act, uint32_t token_idx, uint32_t n_tokens);
+
+/* Rotates the first n_dims of one head's row in place, for a position. */
+void LEVEL(rope_row)(float *x, const struct rope *rope, int32_t position);
+
+/* How a product is cut into items: n_blocks runs of block_tokens tokens, each with n_units units of
+ * panels; item = block * n_units + unit. Enough items for the pool to balance, blocks small enough to
+ * stay in the second-level cache while the panels pass. */
+struct cut {
+    uint32_t n_units, n_blocks, block_tokens, run_max;
+};
+
+static inline struct cut cut_product(uint32_t n_units, uint32_t n_tokens, uint32_t n_threads)
+{
+    struct cut c = {.n_units = n_units, .block_tokens = 256};
+
+    while (c.block_tokens > 32 &&
+           n_units * ((n_tokens + c.block_tokens - 1) / c.block_tokens) < 16 * n_threads &&
+           n_tokens > c.block_tokens / 2)
+        c.block_tokens /= 2;
+    c.n_blocks = (n_tokens + c.block_tokens - 1) / c.block_tokens;
+    /* A run of some tens of microseconds at most: a worker that is descheduled holds up one run. */
+    c.run_max = n_tokens >= 64 ? 2 : n_tokens >= 8 ? 8 : 32;
+    return c;
+}
+
+/* Unit i of a weight cut in units of unit_panels panels; no unit spans two parts. */
+struct unit {
+    const struct panels *part;
+    uint32_t panel_idx, n_panels;
+};
+
+static inline uint32_t weight_n_units(const struct weight *w, uint32_t unit_panels)
+{
+    uint32_t n = 0;
+
+    for (uint32_t i = 0; i < w->n_parts; i++)
+        n += (w->parts[i].n_panels + unit_panels - 1) / unit_panels;
+    return n;
+}
+
+static inline struct unit weight_unit(const struct weight *w, uint32_t unit_panels, uint32_t i)
+{
+    struct unit u = {.part = w->parts};
+    uint32_t left;
+
+    for (;;) {
+        uint32_t n = (u.part->n_panels + unit_panels - 1) / unit_panels;
+
+        if (i < n)
+            break;
+        i -= n;
+        u.part++;
+    }
+    u.panel_idx = i * unit_panels;
+    left = u.part->n_panels - u.panel_idx;
+    u.n_panels = left < unit_panels ? left : unit_panels;
+    return u;
+}
+
+/* Rows of the weight that panels [panel_idx, panel_idx + n_panels) of a part really have. */
+static inline uint32_t unit_n_rows(const struct unit *u)
+{
+    uint32_t left = u->part->n_rows - u->panel_idx * PANEL_ROWS;
+
+    return left < u->n_panels * PANEL_ROWS ? left : u->n_panels * PANEL_ROWS;
+}
+
+static inline uint32_t tile_n_tokens(uint32_t token_idx, uint32_t end)
+{
+    return end - token_idx < TILE_TOKENS ? end - token_idx : TILE_TOKENS;
+}
+
+#endif
+#endif

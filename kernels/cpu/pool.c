@@ -1,0 +1,304 @@
+/* A region is opened and closed by one word, the gate: an open bit, the number of workers inside, and
+ * a lap number. Joining is a compare-and-swap on an open gate, leaving a decrement; the caller works
+ * too, shuts the gate when nothing is left to claim and waits only for those inside. A barrier that
+ * counts all workers was refused: beside one busy process it stalls every region for a time slice,
+ * and a step has some 250 regions.
+ *
+ * Waiting for a region: workers spin on the gate, then sleep on `lap`, a futex word that the caller
+ * bumps after opening the gate. Either the worker's look at the gate sees it open, or the caller's
+ * look at n_sleepers sees the worker: both are sequentially consistent. The caller waits for the last
+ * one inside likewise, on `gate` itself. */
+#include "kernels/cpu/pool.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdalign.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "kernels/kernels.h"
+
+enum {
+    GATE_OPEN = 1 << 15,
+    GATE_WAITER = 1 << 14, /* the caller sleeps until nobody is inside */
+    GATE_INSIDE = GATE_WAITER - 1,
+    GATE_LAP = 1 << 16,
+    SPIN_US_DEFAULT = 50,
+    SPINS_A_LOOK = 32 /* pauses between two looks at the clock */
+};
+
+struct worker {
+    struct pool *pool;
+    uint32_t idx;
+    pthread_t thread;
+};
+
+struct pool {
+    alignas(64) _Atomic uint32_t gate;
+    alignas(64) _Atomic uint32_t next; /* first item not claimed */
+    alignas(64) _Atomic uint32_t lap;  /* futex: bumped for sleepers whenever the gate opens */
+    _Atomic uint32_t n_sleepers;
+    _Atomic bool stop;
+
+    /* The region. Written by the caller while the gate is shut and nobody is inside. */
+    alignas(64) pool_fn *fn;
+    void *arg;
+    uint32_t n_items, run_max;
+
+    uint32_t n_threads, n_started, spin_us;
+    struct worker workers[];
+};
+
+static void futex_wait(_Atomic uint32_t *word, uint32_t seen)
+{
+    syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, seen, NULL, NULL, 0);
+}
+
+static void futex_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+/* A bounded spin: true while it should go on. */
+struct spin {
+    uint64_t end_ns;
+    uint32_t n;
+};
+
+static bool spin_more(struct spin *s, uint32_t spin_us)
+{
+    __builtin_ia32_pause();
+    if (++s->n % SPINS_A_LOOK)
+        return true;
+    if (!s->end_ns)
+        s->end_ns = now_ns() + (uint64_t)spin_us * 1000u;
+    return now_ns() < s->end_ns;
+}
+
+/* Takes between 1 and run_max items: a share of what is left, so that late runs are short. */
+static bool claim(struct pool *p, uint32_t *beginp, uint32_t *endp)
+{
+    uint32_t begin = atomic_load_explicit(&p->next, memory_order_relaxed), take;
+
+    do {
+        if (begin >= p->n_items)
+            return false;
+        take = (p->n_items - begin) / (2 * p->n_threads);
+        take = take > p->run_max ? p->run_max : take ? take : 1;
+    } while (!atomic_compare_exchange_weak_explicit(&p->next, &begin, begin + take,
+                                                    memory_order_relaxed, memory_order_relaxed));
+    *beginp = begin;
+    *endp = begin + take;
+    return true;
+}
+
+static void work(struct pool *p, uint32_t worker)
+{
+    uint32_t begin, end;
+
+    while (claim(p, &begin, &end))
+        p->fn(p->arg, worker, begin, end);
+}
+
+/* Joins the open region if there is one and helps until nothing is left. Returns the gate as it was
+ * seen last. */
+static uint32_t help(struct pool *p, uint32_t worker, uint32_t gate)
+{
+    while (gate & GATE_OPEN) {
+        /* Acquire: the region's fields. Release on leaving: what this worker wrote. */
+        if (!atomic_compare_exchange_weak_explicit(&p->gate, &gate, gate + 1, memory_order_acquire,
+                                                   memory_order_relaxed))
+            continue;
+        work(p, worker);
+        gate = atomic_fetch_sub_explicit(&p->gate, 1, memory_order_acq_rel) - 1;
+        if ((gate & (GATE_WAITER | GATE_INSIDE)) == GATE_WAITER)
+            futex_wake(&p->gate);
+        break;
+    }
+    return gate;
+}
+
+static void *worker_main(void *arg)
+{
+    struct worker *w = arg;
+    struct pool *p = w->pool;
+    uint32_t seen_lap = 0; /* lap number, in the gate, of the region this worker was in last */
+
+    kernels_thread_init();
+    while (!atomic_load_explicit(&p->stop, memory_order_acquire)) {
+        struct spin spin = {0};
+        uint32_t lap = atomic_load(&p->lap), gate;
+        bool found = false;
+
+        do {
+            gate = atomic_load_explicit(&p->gate, memory_order_acquire);
+            found = (gate & GATE_OPEN) && gate / GATE_LAP != seen_lap;
+        } while (!found && spin_more(&spin, p->spin_us));
+        if (found) {
+            seen_lap = help(p, w->idx, gate) / GATE_LAP;
+            continue;
+        }
+        atomic_fetch_add(&p->n_sleepers, 1);
+        gate = atomic_load(&p->gate);
+        if (!((gate & GATE_OPEN) && gate / GATE_LAP != seen_lap) && !atomic_load(&p->stop))
+            futex_wait(&p->lap, lap);
+        atomic_fetch_sub(&p->n_sleepers, 1);
+    }
+    return NULL;
+}
+
+/* Shuts the gate and waits until nobody is inside. */
+static void shut(struct pool *p)
+{
+    struct spin spin = {0};
+    uint32_t gate = atomic_fetch_and_explicit(&p->gate, ~(uint32_t)GATE_OPEN, memory_order_acq_rel);
+
+    while (atomic_load_explicit(&p->gate, memory_order_acquire) & GATE_INSIDE) {
+        if (spin_more(&spin, p->spin_us))
+            continue;
+        gate = atomic_fetch_or(&p->gate, GATE_WAITER) | GATE_WAITER;
+        if (gate & GATE_INSIDE)
+            futex_wait(&p->gate, gate);
+        atomic_fetch_and(&p->gate, ~(uint32_t)GATE_WAITER);
+    }
+}
+
+void pool_run(struct pool *p, pool_fn *fn, void *arg, uint32_t n_items, uint32_t run_max)
+{
+    uint32_t gate;
+
+    if (p->n_threads == 1 || n_items <= 1) {
+        if (n_items)
+            fn(arg, 0, 0, n_items);
+        return;
+    }
+    p->fn = fn;
+    p->arg = arg;
+    p->n_items = n_items;
+    p->run_max = run_max ? run_max : 1;
+    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    gate = atomic_load_explicit(&p->gate, memory_order_relaxed);
+    atomic_store(&p->gate, (gate / GATE_LAP + 1) * GATE_LAP | GATE_OPEN);
+    if (atomic_load(&p->n_sleepers)) {
+        atomic_fetch_add(&p->lap, 1);
+        futex_wake(&p->lap);
+    }
+    work(p, 0);
+    shut(p);
+}
+
+uint32_t pool_n_threads(const struct pool *p)
+{
+    return p->n_threads;
+}
+
+int pool_new(struct pool **poolp, uint32_t n_threads, uint32_t spin_us)
+{
+    struct pool *p;
+    sigset_t all, old;
+    int r = 0;
+
+    if (!n_threads || n_threads > POOL_THREADS_MAX)
+        return -EINVAL;
+    p = aligned_alloc(64, (sizeof *p + n_threads * sizeof p->workers[0] + 63) / 64 * 64);
+    if (!p)
+        return -ENOMEM;
+    *p = (struct pool){
+        .n_threads = n_threads, .n_started = 1, .spin_us = spin_us ? spin_us : SPIN_US_DEFAULT};
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    for (uint32_t i = 1; i < n_threads && !r; i++) {
+        char name[16];
+
+        p->workers[i] = (struct worker){.pool = p, .idx = i};
+        r = -pthread_create(&p->workers[i].thread, NULL, worker_main, &p->workers[i]);
+        if (r)
+            break;
+        p->n_started++;
+        snprintf(name, sizeof name, "kernels/%u", i);
+        pthread_setname_np(p->workers[i].thread, name);
+    }
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (r) {
+        pool_free(p);
+        return r;
+    }
+    *poolp = p;
+    return 0;
+}
+
+struct pool *pool_free(struct pool *p)
+{
+    if (!p)
+        return NULL;
+    atomic_store(&p->stop, true);
+    atomic_fetch_add(&p->lap, 1);
+    futex_wake(&p->lap);
+    for (uint32_t i = 1; i < p->n_started; i++)
+        pthread_join(p->workers[i].thread, NULL);
+    free(p);
+    return NULL;
+}
+
+static long topology_number(int cpu, const char *file)
+{
+    char path[96];
+    long number = -1;
+    FILE *f;
+
+    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, file);
+    f = fopen(path, "re");
+    if (!f)
+        return -1;
+    if (fscanf(f, "%ld", &number) != 1)
+        number = -1;
+    fclose(f);
+    return number;
+}
+
+uint32_t pool_n_cores(void)
+{
+    struct {
+        long package, core;
+    } seen[POOL_THREADS_MAX];
+    uint32_t n = 0;
+    cpu_set_t allowed;
+
+    if (sched_getaffinity(0, sizeof allowed, &allowed))
+        return 1;
+    for (int cpu = 0; cpu < CPU_SETSIZE && n < POOL_THREADS_MAX; cpu++) {
+        long package, core;
+        uint32_t i = 0;
+
+        if (!CPU_ISSET(cpu, &allowed))
+            continue;
+        package = topology_number(cpu, "physical_package_id");
+        core = topology_number(cpu, "core_id");
+        /* Without a topology every processor counts as a core. */
+        while (i < n && (core < 0 || seen[i].package != package || seen[i].core != core))
+            i++;
+        if (i < n)
+            continue;
+        seen[n].package = package;
+        seen[n++].core = core;
+    }
+    return n ? n : 1;
+}

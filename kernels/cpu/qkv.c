@@ -1,0 +1,143 @@
+/* Queries, keys and values: norm, product, bias, norm of each head, RoPE; q to its tensor, k and v to
+ * their slots. An item is the fewest panels that hold whole heads (4 for heads of 64), so that all that
+ * follows the product happens on a row of results that is still in the first-level cache. */
+#include "kernels/cpu/level.h"
+
+#include <assert.h>
+
+#include "kernels/cpu/vec.h"
+
+struct qkv_job {
+    struct cpu_stream *s;
+    const struct qkv_args *args;
+    const struct tensor *q;
+    struct kv *kv;
+    struct act act;
+    struct cut cut;
+    uint32_t unit_panels;
+};
+
+static void write_key(const struct qkv_job *job, const float *x, uint32_t head, uint32_t slot)
+{
+    uint32_t page_size = job->kv->shape.page_size, hd = job->args->head_dim;
+    uint32_t at = slot % page_size;
+    uint8_t *k = kv_k(job->kv, slot / page_size, job->args->layer, head);
+
+    if (job->kv->shape.dtype == DTYPE_F32) {
+        float *cell = (float *)(void *)k + (size_t)(at / 16) * hd * 16 + at % 16;
+
+        for (uint32_t d = 0; d < hd; d++)
+            cell[d * 16] = x[d];
+    } else {
+        uint16_t *cell = (uint16_t *)(void *)k + (size_t)(at / 16) * hd * 16 + at % 16 * 2;
+
+        for (uint32_t d = 0; d < hd; d += 2) {
+            cell[d * 16] = numeric_to_bf16(x[d]);
+            cell[d * 16 + 1] = numeric_to_bf16(x[d + 1]);
+        }
+    }
+}
+
+static void write_value(const struct qkv_job *job, const float *x, uint32_t head, uint32_t slot)
+{
+    uint32_t page_size = job->kv->shape.page_size, hd = job->args->head_dim;
+    uint32_t at = slot % page_size;
+    uint8_t *v = kv_v(job->kv, slot / page_size, job->args->layer, head);
+
+    if (job->kv->shape.dtype == DTYPE_F32) {
+        float *cell = (float *)(void *)v + (size_t)at * hd;
+
+        for (uint32_t d = 0; d < hd; d++)
+            cell[d] = x[d];
+    } else {
+        uint16_t *cell = (uint16_t *)(void *)v + (size_t)(at / 2) * hd * 2 + at % 2;
+
+        for (uint32_t d = 0; d < hd; d++)
+            cell[d * 2] = numeric_to_bf16(x[d]);
+    }
+}
+
+/* Head `head` of one token, counted over q, k and v. */
+static void finish_head(const struct qkv_job *job, float *x, uint32_t head, uint32_t token)
+{
+    const struct qkv_args *a = job->args;
+    const struct step *step = a->step;
+    uint32_t hd = a->head_dim, slot = step->slot_idx[token], n_heads = a->n_heads;
+    bool is_query = head < n_heads, is_key = !is_query && head < n_heads + a->n_kv_heads;
+    const float *norm_w = is_query ? a->q_norm_w : is_key ? a->k_norm_w : NULL;
+
+    if (a->bias) {
+        for (uint32_t d = 0; d < hd; d++)
+            x[d] += a->bias[(size_t)head * hd + d];
+    }
+    if (norm_w)
+        LEVEL(rmsnorm_row)(x, x, norm_w, hd, a->norm_eps);
+    if (a->rope && a->rope->kind != ROPE_NONE && (is_query || is_key))
+        LEVEL(rope_row)(x, a->rope, step->positions[token]);
+    if (is_query) {
+        float *q = tensor_row(job->q, token) + (size_t)head * hd;
+
+        for (uint32_t d = 0; d < hd; d++)
+            q[d] = x[d];
+    } else if (slot / job->kv->shape.page_size < job->kv->shape.n_pages) {
+        /* KERNELS_NO_SLOT and any slot beyond the pool write nothing. */
+        if (is_key)
+            write_key(job, x, head - n_heads, slot);
+        else
+            write_value(job, x, head - n_heads - a->n_kv_heads, slot);
+    }
+}
+
+static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
+{
+    const struct qkv_job *job = arg;
+    const struct weight *w = job->args->w;
+    uint32_t hd = job->args->head_dim, unit_rows = job->unit_panels * PANEL_ROWS;
+    float *sums = (float *)(void *)(job->s->scratch + worker * job->s->scratch_bytes);
+
+    for (uint32_t item = begin; item < end; item++) {
+        uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
+        uint32_t token_end = token + job->cut.block_tokens;
+        struct unit u = weight_unit(w, job->unit_panels, item % job->cut.n_units);
+        uint32_t head = (u.part->row_idx + u.panel_idx * PANEL_ROWS) / hd;
+        uint32_t n_heads = unit_n_rows(&u) / hd;
+
+        if (token_end > job->act.n_tokens)
+            token_end = job->act.n_tokens;
+        for (; token < token_end; token += TILE_TOKENS) {
+            uint32_t n = tile_n_tokens(token, token_end);
+
+            LEVEL(matmul)(sums, unit_rows, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
+            for (uint32_t t = 0; t < n; t++) {
+                for (uint32_t h = 0; h < n_heads; h++)
+                    finish_head(job, sums + t * unit_rows + h * hd, head + h, token + t);
+            }
+        }
+    }
+}
+
+int LEVEL(qkv)(struct stream *stream, struct tensor *q, struct kv *kv, const struct tensor *x,
+               const struct qkv_args *args)
+{
+    struct cpu_stream *s = (struct cpu_stream *)stream;
+    struct qkv_job job = {.s = s, .args = args, .q = q, .kv = kv};
+    struct act_args act_args = {.x = x,
+                                .n_tokens = x->n_rows,
+                                .n_cols = args->w->n_cols,
+                                .norm_w = args->norm_w,
+                                .norm_eps = args->norm_eps};
+
+    /* Heads may not straddle parts, and a stream has scratch for heads up to its head_dim. */
+    assert(args->w->n_rows == (args->n_heads + 2 * args->n_kv_heads) * args->head_dim);
+    assert(args->head_dim <= s->shape.head_dim);
+    for (uint32_t i = 0; i < args->w->n_parts; i++)
+        assert(args->w->parts[i].row_idx % args->head_dim == 0);
+
+    job.unit_panels = heads_panels(args->head_dim);
+    LEVEL(quant)(s, &job.act, args->w, &act_args);
+    job.cut = cut_product(weight_n_units(args->w, job.unit_panels), x->n_rows,
+                          pool_n_threads(s->backend->pool));
+    pool_run(s->backend->pool, qkv_items, &job, job.cut.n_units * job.cut.n_blocks,
+             job.cut.run_max);
+    return 0;
+}

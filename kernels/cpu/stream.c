@@ -1,0 +1,92 @@
+/* Scratch of a stream, sized once for its largest step. Most of it is address space that only large
+ * steps touch. */
+#include "kernels/cpu/cpu.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+enum {
+    PARTIALS_BYTES = 4 << 20, /* 128 decode rows of 64 at 8k keys; beyond, spans are not split */
+    LINE_BYTES = 64
+};
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES;
+}
+
+static size_t max_size(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+/* What attention.c carves, and qkv.c's sums of whole heads. */
+static size_t scratch_bytes(const struct stream_shape *shape)
+{
+    size_t hd = shape->head_dim, o_bytes = round_up(hd * sizeof(float));
+    size_t attention = round_up(ATTENTION_ROWS * hd * sizeof(float)) + LINE_BYTES +
+                       8 * KERNELS_SPAN * sizeof(float) + (8 + ATTENTION_ROWS) * o_bytes;
+    size_t heads = 0;
+
+    /* Layers may have smaller heads than the largest, which can need more panels: 3 for 24, 2 for 32. */
+    for (uint32_t i = 2; i <= shape->head_dim; i += 2)
+        heads = max_size(heads, TILE_TOKENS * heads_panels(i) * PANEL_ROWS * sizeof(float));
+    /* Not a power of two, or the workers' scratch would fall into the same cache sets. */
+    return round_up(max_size(attention, heads)) + 3 * LINE_BYTES;
+}
+
+int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stream_shape *shape)
+{
+    uint32_t n_threads = pool_n_threads(b->pool), n_rows;
+    struct cpu_stream *s;
+
+    if (!shape->max_tokens || !shape->max_cols || !shape->n_heads || !shape->head_dim)
+        return -EINVAL;
+    s = calloc(1, sizeof *s);
+    if (!s)
+        return -ENOMEM;
+    n_rows = shape->max_tokens > shape->max_outputs ? shape->max_tokens : shape->max_outputs;
+    *s = (struct cpu_stream){.stream = {.ops = &backend_cpu},
+                             .backend = b,
+                             .shape = *shape,
+                             .x_stride = round_up(shape->max_cols * sizeof(float)) / sizeof(float),
+                             .scratch_bytes = scratch_bytes(shape),
+                             .partials_bytes = PARTIALS_BYTES};
+    /* A tile is 32 rows but for the last of each sequence, and a token has at most n_heads rows. */
+    s->max_tiles = shape->max_tokens * ((shape->n_heads + ATTENTION_ROWS - 1) / ATTENTION_ROWS);
+    s->q_bytes =
+        (size_t)n_rows * ((shape->max_cols + GROUP_COLS - 1) / GROUP_COLS) * ACT_GROUP_BYTES;
+    s->x_bytes = n_rows * s->x_stride * sizeof(float);
+    s->tracks_bytes = (size_t)n_threads * shape->max_outputs * sizeof *s->tracks;
+    s->weights_stride = round_up(shape->n_vocab * sizeof(float)) / sizeof(float);
+    s->q = memory_new(s->q_bytes);
+    s->x = memory_new(s->x_bytes);
+    s->tiles = calloc(s->max_tiles, sizeof *s->tiles);
+    s->partials = memory_new(s->partials_bytes);
+    s->tracks = memory_new(s->tracks_bytes);
+    s->scratch = memory_new(n_threads * s->scratch_bytes);
+    s->weights = memory_new(n_threads * s->weights_stride * sizeof(float));
+    if (!s->q || !s->x || !s->tiles || !s->partials || !s->tracks || !s->scratch || !s->weights) {
+        cpu_stream_free(&s->stream);
+        return -ENOMEM;
+    }
+    *streamp = &s->stream;
+    return 0;
+}
+
+struct stream *cpu_stream_free(struct stream *stream)
+{
+    struct cpu_stream *s = (struct cpu_stream *)stream;
+
+    if (!s)
+        return NULL;
+    memory_free(s->weights, pool_n_threads(s->backend->pool) * s->weights_stride * sizeof(float));
+    memory_free(s->scratch, pool_n_threads(s->backend->pool) * s->scratch_bytes);
+    memory_free(s->tracks, s->tracks_bytes);
+    memory_free(s->partials, s->partials_bytes);
+    free(s->tiles);
+    memory_free(s->x, s->x_bytes);
+    memory_free(s->q, s->q_bytes);
+    free(s);
+    return NULL;
+}

@@ -17,7 +17,15 @@ struct qkv_job {
     uint32_t unit_panels;
 };
 
-static void write_key(const struct qkv_job *job, const float *x, uint32_t head, uint32_t slot)
+/* A head's row as bf16; `half` has room for whole vectors. */
+static void round_head(uint16_t *half, const float *x, uint32_t hd)
+{
+    for (uint32_t d = 0; d < hd; d += 16)
+        v_store_bf16(half + d, v_round_bf16(v_load_n(x + d, hd - d)));
+}
+
+static void write_key(const struct qkv_job *job, const float *x, uint16_t *half, uint32_t head,
+                      uint32_t slot)
 {
     uint32_t page_size = job->kv->shape.page_size, hd = job->args->head_dim;
     uint32_t at = slot % page_size;
@@ -29,36 +37,35 @@ static void write_key(const struct qkv_job *job, const float *x, uint32_t head, 
         for (uint32_t d = 0; d < hd; d++)
             cell[d * 16] = x[d];
     } else {
-        uint16_t *cell = (uint16_t *)(void *)k + (size_t)(at / 16) * hd * 16 + at % 16 * 2;
+        uint8_t *cell = k + ((size_t)(at / 16) * hd * 16 + at % 16 * 2) * sizeof *half;
 
-        for (uint32_t d = 0; d < hd; d += 2) {
-            cell[d * 16] = numeric_to_bf16(x[d]);
-            cell[d * 16 + 1] = numeric_to_bf16(x[d + 1]);
-        }
+        round_head(half, x, hd);
+        for (uint32_t d = 0; d < hd; d += 2)
+            memcpy(cell + (size_t)d * 32, half + d, 2 * sizeof *half);
     }
 }
 
-static void write_value(const struct qkv_job *job, const float *x, uint32_t head, uint32_t slot)
+static void write_value(const struct qkv_job *job, const float *x, uint16_t *half, uint32_t head,
+                        uint32_t slot)
 {
     uint32_t page_size = job->kv->shape.page_size, hd = job->args->head_dim;
     uint32_t at = slot % page_size;
     uint8_t *v = kv_v(job->kv, slot / page_size, job->args->layer, head);
 
     if (job->kv->shape.dtype == DTYPE_F32) {
-        float *cell = (float *)(void *)v + (size_t)at * hd;
-
-        for (uint32_t d = 0; d < hd; d++)
-            cell[d] = x[d];
+        memcpy(v + (size_t)at * hd * sizeof *x, x, hd * sizeof *x);
     } else {
         uint16_t *cell = (uint16_t *)(void *)v + (size_t)(at / 2) * hd * 2 + at % 2;
 
+        round_head(half, x, hd);
         for (uint32_t d = 0; d < hd; d++)
-            cell[d * 2] = numeric_to_bf16(x[d]);
+            cell[d * 2] = half[d];
     }
 }
 
 /* Head `head` of one token, counted over q, k and v. */
-static void finish_head(const struct qkv_job *job, float *x, uint32_t head, uint32_t token)
+static void finish_head(const struct qkv_job *job, float *x, uint16_t *half, uint32_t head,
+                        uint32_t token)
 {
     const struct qkv_args *a = job->args;
     const struct step *step = a->step;
@@ -75,16 +82,13 @@ static void finish_head(const struct qkv_job *job, float *x, uint32_t head, uint
     if (a->rope && a->rope->kind != ROPE_NONE && (is_query || is_key))
         LEVEL(rope_row)(x, a->rope, step->positions[token]);
     if (is_query) {
-        float *q = tensor_row(job->q, token) + (size_t)head * hd;
-
-        for (uint32_t d = 0; d < hd; d++)
-            q[d] = x[d];
+        memcpy(tensor_row(job->q, token) + (size_t)head * hd, x, hd * sizeof *x);
     } else if (slot / job->kv->shape.page_size < job->kv->shape.n_pages) {
         /* KERNELS_NO_SLOT and any slot beyond the pool write nothing. */
         if (is_key)
-            write_key(job, x, head - n_heads, slot);
+            write_key(job, x, half, head - n_heads, slot);
         else
-            write_value(job, x, head - n_heads - a->n_kv_heads, slot);
+            write_value(job, x, half, head - n_heads - a->n_kv_heads, slot);
     }
 }
 
@@ -94,6 +98,7 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
     const struct weight *w = job->args->w;
     uint32_t hd = job->args->head_dim, unit_rows = job->unit_panels * PANEL_ROWS;
     float *sums = (float *)(void *)(job->s->scratch + worker * job->s->scratch_bytes);
+    uint16_t *half = (uint16_t *)(void *)(sums + TILE_TOKENS * unit_rows);
 
     for (uint32_t item = begin; item < end; item++) {
         uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
@@ -110,7 +115,7 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
             LEVEL(matmul)(sums, unit_rows, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
             for (uint32_t t = 0; t < n; t++) {
                 for (uint32_t h = 0; h < n_heads; h++)
-                    finish_head(job, sums + t * unit_rows + h * hd, head + h, token + t);
+                    finish_head(job, sums + t * unit_rows + h * hd, half, head + h, token + t);
             }
         }
     }

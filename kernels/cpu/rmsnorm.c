@@ -36,7 +36,7 @@ static void norm_rows(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
     (void)worker;
     for (uint32_t i = begin; i < end; i++)
         LEVEL(rmsnorm_row)
-        (tensor_row(job->y, i), tensor_row(job->x, i), job->w, job->x->n_cols, job->eps);
+    (tensor_row(job->y, i), tensor_row(job->x, i), job->w, job->x->n_cols, job->eps);
 }
 
 int LEVEL(rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,

@@ -20,7 +20,7 @@ static size_t max_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
-/* What attention.c carves, and qkv.c's sums of whole heads. */
+/* What attention.c carves, and qkv.c's sums of whole heads and a head in bf16. */
 static size_t scratch_bytes(const struct stream_shape *shape)
 {
     size_t hd = shape->head_dim, o_bytes = round_up(hd * sizeof(float));
@@ -31,6 +31,7 @@ static size_t scratch_bytes(const struct stream_shape *shape)
     /* Layers may have smaller heads than the largest, which can need more panels: 3 for 24, 2 for 32. */
     for (uint32_t i = 2; i <= shape->head_dim; i += 2)
         heads = max_size(heads, TILE_TOKENS * heads_panels(i) * PANEL_ROWS * sizeof(float));
+    heads += round_up(shape->head_dim * sizeof(uint16_t)) + LINE_BYTES;
     /* Not a power of two, or the workers' scratch would fall into the same cache sets. */
     return round_up(max_size(attention, heads)) + 3 * LINE_BYTES;
 }

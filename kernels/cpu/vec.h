@@ -373,6 +373,17 @@ INLINE v16 v_round_bf16(v16 a)
 
 /* ---- what follows from the above, the same for all levels ------------------------------------------ */
 
+#if !VEC_512
+INLINE void v_store_bf16(uint16_t *p, v16 a)
+{
+    float lane[16];
+
+    v_store(lane, a);
+    for (int i = 0; i < 16; i++)
+        p[i] = (uint16_t)(numeric_bits(lane[i]) >> 16);
+}
+#endif
+
 INLINE v16 v_neg(v16 a)
 {
     return v_sub(v_set1(-0.0f), a);

@@ -159,6 +159,9 @@ void tiny_tensors(struct gguf_out *o, const struct tiny *t)
             random_tensor(o, name, norm ? DTYPE_F32 : t->dtype, layer[j].n_rows, layer[j].n_cols,
                           norm ? 1 : 0, norm ? 0.1f : 1.0f / sqrtf((float)layer[j].n_cols), &state);
         }
+    random_tensor(o, "output_norm.weight", DTYPE_F32, 0, t->n_embd, 1, 0.1f, &state);
+    if (!t->tied)
+        random_tensor(o, "output.weight", t->embed_dtype, TINY_VOCAB, t->n_embd, 0, 0.5f, &state);
     for (uint32_t i = 0; t->has_bias && i < t->n_layers; i++)
         for (uint32_t j = 0; j < 3; j++) {
             char name[64];
@@ -166,9 +169,6 @@ void tiny_tensors(struct gguf_out *o, const struct tiny *t)
             snprintf(name, sizeof name, "blk.%u.attn_%c.bias", i, "qkv"[j]);
             random_tensor(o, name, DTYPE_F32, 0, j ? kv_rows : q_rows, 0, t->bias_spread, &state);
         }
-    random_tensor(o, "output_norm.weight", DTYPE_F32, 0, t->n_embd, 1, 0.1f, &state);
-    if (!t->tied)
-        random_tensor(o, "output.weight", t->embed_dtype, TINY_VOCAB, t->n_embd, 0, 0.5f, &state);
 }
 
 struct gguf_out *tiny_new(const struct tiny *t)

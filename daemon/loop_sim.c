@@ -117,10 +117,9 @@ static void sim_sleep(struct loop_sim *s, uint64_t timeout_ns)
         }
         uint64_t next_ns = s->world.next_ns(s->world.ctx);
         uint64_t at_ns = next_ns < end_ns ? next_ns : end_ns;
-        if (at_ns == LOOP_FOREVER)
+        if (at_ns == LOOP_FOREVER || at_ns <= s->time->now_ns)
             return;
-        if (at_ns > s->time->now_ns)
-            s->time->now_ns = at_ns;
+        s->time->now_ns = at_ns;
         if (at_ns == end_ns)
             return;
     }

@@ -19,7 +19,8 @@ struct loop_world {
     void *ctx;
     /* Lets one of the others do one thing. False: nobody has anything to do now. */
     bool (*act)(void *ctx);
-    /* When somebody will next want to act without being woken; LOOP_FOREVER: nobody will. */
+    /* When somebody will next want to act without being woken; LOOP_FOREVER: nobody will; now, though
+     * act said there is nothing: the sleep ends, and time stands still. */
     uint64_t (*next_ns)(void *ctx);
 };
 

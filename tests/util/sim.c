@@ -169,6 +169,8 @@ void sim_connect(struct sim *s, uint32_t uid, int *sockp, int *deathp)
 static bool world_act(void *ctx)
 {
     struct sim *s = ctx;
+    if (s->n_clients == 0)
+        return false;
     uint32_t first = sim_draw(&s->random, s->n_clients);
     for (uint32_t i = 0; i < s->n_clients; i++) {
         struct sim_client *c = &s->clients[(first + i) % s->n_clients];
@@ -183,7 +185,7 @@ static bool world_act(void *ctx)
 static uint64_t world_next_ns(void *ctx)
 {
     struct sim *s = ctx;
-    uint64_t next_ns = LOOP_FOREVER;
+    uint64_t next_ns = s->holds_time ? s->time.now_ns : LOOP_FOREVER;
     for (uint32_t i = 0; i < s->n_clients; i++) {
         uint64_t at_ns = sim_client_next_ns(&s->clients[i]);
         if (at_ns < next_ns)
@@ -198,6 +200,23 @@ static void set(struct sim *s, const char *name, const char *format, uint32_t va
     snprintf(text, sizeof text, format, value);
     if (settings_set(&s->settings, name, text, SETTINGS_COMMAND_LINE, NULL, message))
         sim_fail(s, "%s", message);
+}
+
+/* For tests that drive the daemon by hand: nothing drawn, room for a few small requests. */
+static void fixed_settings(struct sim *s)
+{
+    settings_init(&s->settings);
+    set(s, "model", "null", 0);
+    set(s, "wait_mode", "eco", 0);
+    set(s, "page_size", "%u", 16);
+    set(s, "num_blocks", "%u", 16);
+    set(s, "max_batch_tokens", "%u", 32);
+    set(s, "max_requests", "%u", 32);
+    set(s, "max_held_tokens", "%u", 4096);
+    set(s, "max_lanes", "%u", 8);
+    set(s, "lane_slots", "%u", 4);
+    set(s, "lane_slots_max", "%u", 64);
+    set(s, "lane_pool_tokens", "%u", 16);
 }
 
 static void draw_settings(struct sim *s)
@@ -274,7 +293,7 @@ static bool all_over(const struct sim *s)
     return true;
 }
 
-static void audit(struct sim *s)
+void sim_audit(struct sim *s)
 {
     const char *why = "";
     if (daemon_check(s->daemon, &why))
@@ -323,7 +342,7 @@ static void turn(struct sim *s)
             sim_fail(s, "a dead client still holds requests after a step");
     check_credit(s);
     if (s->report->n_turns++ % 8 == 0)
-        audit(s);
+        sim_audit(s);
 }
 
 static void run(struct sim *s)
@@ -353,8 +372,10 @@ static void run(struct sim *s)
     check_empty(s);
 }
 
-static void close_parts(struct sim *s)
+struct sim *sim_free(struct sim *s)
 {
+    if (!s)
+        return NULL;
     struct loop *loop = s->daemon ? s->daemon->config.loop : NULL;
     s->daemon = daemon_free(s->daemon);
     for (uint32_t i = 0; i < s->n_clients; i++) {
@@ -372,34 +393,45 @@ static void close_parts(struct sim *s)
         close(s->stats_fd);
     if (s->vocab_fd >= 0)
         close(s->vocab_fd);
+    free(s);
+    return NULL;
 }
 
-int sim_run(uint64_t seed, struct sim_report *report)
+struct sim *sim_new(uint64_t seed, bool is_drawn, struct sim_report *report)
 {
     struct sim *s = calloc(1, sizeof *s);
     memset(report, 0, sizeof *report);
     report->digest = UINT64_C(0xcbf29ce484222325);
     if (!s)
-        return -1;
+        return NULL;
     s->seed = seed;
     s->random = seed * UINT64_C(0x9e3779b97f4a7c15) + 7;
     s->report = report;
     s->stats_fd = s->vocab_fd = -1;
     virtual_clock_init(&s->time, &s->clock);
     log_init(&s->log, -1, LOG_LEVEL_ERROR, &s->clock);
-    draw_settings(s);
-    if (open_parts(s)) {
-        sim_fail(s, "can't make the daemon");
-    } else {
-        s->n_clients = 1 + sim_draw(&s->random, SIM_CLIENTS_MAX);
-        for (uint32_t i = 0; i < s->n_clients; i++) {
-            sim_client_init(&s->clients[i], s, i, s->random + i * 1000003u);
-            report->n_hostile += s->clients[i].is_hostile;
-        }
-        run(s);
+    s->holds_time = !is_drawn;
+    if (is_drawn)
+        draw_settings(s);
+    else
+        fixed_settings(s);
+    return open_parts(s) ? sim_free(s) : s;
+}
+
+int sim_run(uint64_t seed, struct sim_report *report)
+{
+    struct sim *s = sim_new(seed, true, report);
+    if (!s) {
+        snprintf(report->error, sizeof report->error, "can't make the daemon");
+        return -1;
     }
-    close_parts(s);
+    s->n_clients = 1 + sim_draw(&s->random, SIM_CLIENTS_MAX);
+    for (uint32_t i = 0; i < s->n_clients; i++) {
+        sim_client_init(&s->clients[i], s, i, s->random + i * 1000003u);
+        report->n_hostile += s->clients[i].is_hostile;
+    }
+    run(s);
     sim_note(s, s->time.now_ns);
-    free(s);
+    sim_free(s);
     return report->error[0] ? -1 : 0;
 }

@@ -42,10 +42,18 @@ struct sim {
     int stats_fd, vocab_fd;
     struct sim_client clients[SIM_CLIENTS_MAX];
     uint32_t n_clients;
-    bool is_ending; /* drain or stop was asked for */
+    bool holds_time; /* sleeps return at once: for tests that are the client themselves */
+    bool is_ending;  /* drain or stop was asked for */
     struct sim_report *report;
     struct sim_oracle *oracle;
 };
+
+/* The daemon alone, without clients, for tests that are the client: settings drawn, or fixed small ones.
+ * NULL: it could not be made. */
+struct sim *sim_new(uint64_t seed, bool is_drawn, struct sim_report *report);
+struct sim *sim_free(struct sim *s); /* NULL is fine; returns NULL */
+/* All audits; sim_fail on the first that does not hold. */
+void sim_audit(struct sim *s);
 
 void sim_fail(struct sim *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 void sim_note(struct sim *s, uint64_t what); /* into the digest */

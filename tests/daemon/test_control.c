@@ -1,0 +1,393 @@
+/* The control socket from the client's end, record by record: handshakes good and bad, commands, and who may
+ * give them. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <jansson.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "shm/doorbell.h"
+#include "shm/message.h"
+#include "tests/daemon/peer.h"
+
+#define TEXT_MAX 65536
+
+static struct sim_report report;
+static char text[TEXT_MAX];
+
+static struct sim *fresh(void)
+{
+    struct sim *s = sim_new(1, false, &report);
+    cr_assert(s);
+    return s;
+}
+
+static void nothing_left(struct sim *s)
+{
+    for (int i = 0; i < 20; i++)
+        daemon_turn(s->daemon);
+    sim_audit(s);
+    cr_assert_str_empty(report.error, "%s", report.error);
+    cr_assert_eq(s->daemon->clients->n_connections, 0);
+    cr_assert_eq(s->daemon->clients->lane_bytes, 0);
+    sim_free(s);
+}
+
+static void plain(struct peer *p, enum cb_record_type type)
+{
+    struct cb_plain_record record;
+    cb_record_plain(&record, type);
+    peer_send(p, &record, sizeof record);
+}
+
+Test(control, hello_is_answered_with_a_lane)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_hello hello = peer_hello();
+    hello.n_slots = 3;
+    hello.features = CB_FEATURE_RESUME | 1ull << 20; /* offered, not agreed */
+    peer_open(&p, s, 1000, &hello);
+    cr_assert_eq(p.welcome.format, 1);
+    cr_assert_eq(p.welcome.features, 0);
+    cr_assert_eq(p.welcome.geometry.n_slots, 3);
+    cr_assert_eq(cb_geometry_check(&p.welcome.geometry), 0);
+    for (int i = 0; i < 4; i++)
+        cr_assert_geq(p.fds[i], 0);
+    cr_assert_eq(fcntl(p.fds[0], F_GETFL) & O_ACCMODE, O_RDWR);
+    cr_assert_eq(fcntl(p.fds[1], F_GETFL) & O_ACCMODE, O_RDONLY);
+    cr_assert_eq(s->daemon->clients->n_lanes, 1);
+    plain(&p, CB_RECORD_BYE);
+    char record[CB_RECORD_BYTES];
+    cr_assert_eq(peer_receive(&p, record), -1);
+    cr_assert_eq(cb_lane_client_closed(p.lc), CB_CLOSED_BYE);
+    peer_close(&p);
+    nothing_left(s);
+}
+
+static void expect_refusal(struct sim *s, const struct cb_hello *hello, size_t n, int status)
+{
+    struct peer p;
+    struct cb_refused refused;
+    peer_connect(&p, s, 1000);
+    peer_send(&p, hello, n);
+    cr_assert_eq(peer_receive(&p, &refused), CB_RECORD_REFUSED);
+    cr_assert_eq(refused.status, status, "%d instead of %d", refused.status, status);
+    cr_assert_eq(peer_receive(&p, &refused), -1);
+    peer_close(&p);
+}
+
+Test(control, bad_hellos_are_refused_with_the_reason)
+{
+    struct sim *s = fresh();
+    struct cb_hello h = peer_hello();
+    h.format_min = h.format_max = 2;
+    expect_refusal(s, &h, sizeof h, CB_VERSION);
+    h = peer_hello();
+    h.format_min = 0;
+    h.format_max = 0;
+    expect_refusal(s, &h, sizeof h, CB_VERSION);
+    h = peer_hello();
+    h.word_size = 4;
+    expect_refusal(s, &h, sizeof h, CB_VERSION);
+    h = peer_hello();
+    h.endian = 0x04030201;
+    expect_refusal(s, &h, sizeof h, CB_VERSION);
+    h = peer_hello();
+    h.features = 1ull << 63;
+    expect_refusal(s, &h, sizeof h, CB_VERSION);
+    h = peer_hello();
+    h.wake = 2;
+    expect_refusal(s, &h, sizeof h, CB_BAD_RECORD);
+    h = peer_hello();
+    h.head.magic ^= 1;
+    expect_refusal(s, &h, sizeof h, CB_BAD_RECORD);
+    h = peer_hello();
+    h.head.type = CB_RECORD_WELCOME;
+    expect_refusal(s, &h, sizeof h, CB_BAD_RECORD);
+    h = peer_hello();
+    h.head.reserved = 1;
+    expect_refusal(s, &h, sizeof h, CB_BAD_RECORD);
+    for (size_t i = 0; i < sizeof h.reserved; i += 17) {
+        h = peer_hello();
+        h.reserved[i] = 1;
+        expect_refusal(s, &h, sizeof h, CB_BAD_RECORD);
+    }
+    h = peer_hello();
+    expect_refusal(s, &h, sizeof h - 1, CB_BAD_RECORD);
+    expect_refusal(s, &h, 1, CB_BAD_RECORD);
+    h.n_slots = 65;
+    expect_refusal(s, &h, sizeof h, CB_QUOTA);
+    h = peer_hello();
+    h.arena_bytes = UINT64_MAX;
+    expect_refusal(s, &h, sizeof h, CB_QUOTA);
+    h = peer_hello();
+    h.pool_bytes = UINT64_MAX;
+    expect_refusal(s, &h, sizeof h, CB_QUOTA);
+    nothing_left(s);
+}
+
+Test(control, an_oversized_or_empty_record_ends_the_connection)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    char record[300] = "";
+    peer_connect(&p, s, 1000);
+    peer_send(&p, record, sizeof record);
+    cr_assert_eq(peer_receive(&p, record), CB_RECORD_REFUSED);
+    peer_close(&p);
+    peer_connect(&p, s, 1000);
+    peer_send(&p, record, 0);
+    cr_assert_eq(peer_receive(&p, record), -1);
+    peer_close(&p);
+    nothing_left(s);
+}
+
+/* In the simulation nothing keeps descriptors away, as on an old kernel: the record itself is an offence. */
+Test(control, a_descriptor_ends_the_connection)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_hello hello = peer_hello();
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control;
+    memset(&control, 0, sizeof control);
+    struct iovec iov = {.iov_base = &hello, .iov_len = sizeof hello};
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
+    cmsg->cmsg_level = SOL_SOCKET;
+    cmsg->cmsg_type = SCM_RIGHTS;
+    cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+    int fd = 0;
+    memcpy(CMSG_DATA(cmsg), &fd, sizeof fd);
+    peer_connect(&p, s, 1000);
+    cr_assert_eq(sendmsg(p.sock, &message, 0), (ssize_t)sizeof hello);
+    char record[CB_RECORD_BYTES];
+    cr_assert_eq(peer_receive(&p, record), -1);
+    peer_close(&p);
+    nothing_left(s);
+}
+
+Test(control, a_handshake_lasts_two_seconds_at_most)
+{
+    struct sim *s = fresh();
+    struct peer silent, half;
+    struct cb_hello hello = peer_hello();
+    char record[CB_RECORD_BYTES];
+    peer_connect(&silent, s, 1000);
+    peer_connect(&half, s, 1000);
+    peer_send(&half, &hello, sizeof hello);
+    cr_assert_eq(peer_receive(&half, record), CB_RECORD_WELCOME);
+    uint64_t begun = s->time.now_ns;
+    s->holds_time = false;
+    for (int i = 0; i < 1000 && s->daemon->clients->n_connections; i++)
+        daemon_turn(s->daemon);
+    cr_assert_eq(s->daemon->clients->n_connections, 0);
+    cr_assert_leq(s->time.now_ns - begun, 2100000000ull);
+    cr_assert_eq(peer_receive(&silent, record), -1);
+    cr_assert_eq(peer_receive(&half, record), -1);
+    peer_close(&silent);
+    peer_close(&half);
+    nothing_left(s);
+}
+
+Test(control, two_offences_close_a_lane)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    const struct cb_hello hello = peer_hello();
+    char record[CB_RECORD_BYTES];
+    peer_open(&p, s, 1000, &hello);
+    peer_send(&p, &hello, sizeof hello);
+    cr_assert_eq(peer_receive(&p, record), 0, "one is forgiven");
+    plain(&p, CB_RECORD_READY);
+    cr_assert_eq(peer_receive(&p, record), -1);
+    cr_assert_eq(cb_lane_client_closed(p.lc), CB_CLOSED_BROKEN);
+    peer_close(&p);
+    cr_assert_eq(cb_stats_get(s->stats.base, CB_STAT_lane_broken), 1);
+    /* and its uid is held off for a while */
+    peer_connect(&p, s, 1000);
+    struct cb_refused refused;
+    cr_assert_eq(peer_receive(&p, &refused), CB_RECORD_REFUSED);
+    cr_assert_eq(refused.status, CB_BUSY);
+    peer_close(&p);
+    struct peer other;
+    peer_open(&other, s, 1001, &hello); /* nobody else is */
+    peer_close(&other);
+    s->time.now_ns += 5000000000ull;
+    peer_open(&p, s, 1000, &hello);
+    peer_close(&p);
+    nothing_left(s);
+}
+
+Test(control, limits_of_lanes_and_connections_hold_a_uid_and_in_all)
+{
+    struct sim *s = fresh();
+    struct peer p[8];
+    char message[SETTINGS_MESSAGE_MAX];
+    const struct cb_hello hello = peer_hello();
+    cr_assert_eq(settings_set(&s->settings, "uid_lanes", "2", SETTINGS_OPERATOR, NULL, message), 0);
+    peer_open(&p[0], s, 1000, &hello);
+    peer_open(&p[1], s, 1000, &hello);
+    expect_refusal(s, &hello, sizeof hello, CB_QUOTA);
+    for (uint32_t i = 2; i < 8; i++)
+        peer_open(&p[i], s, 2000 + i, &hello);
+    cr_assert_eq(settings_set(&s->settings, "uid_lanes", "100", SETTINGS_OPERATOR, NULL, message),
+                 0);
+    expect_refusal(s, &hello, sizeof hello, CB_QUOTA); /* max_lanes is 8 */
+    peer_close(&p[7]);
+    peer_open(&p[7], s, 1000, &hello);
+    for (int i = 0; i < 8; i++)
+        peer_close(&p[i]);
+    nothing_left(s);
+}
+
+Test(control, bytes_of_a_uid_are_limited)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    char message[SETTINGS_MESSAGE_MAX];
+    struct cb_hello hello = peer_hello();
+    cr_assert_eq(settings_set(&s->settings, "uid_bytes", "3m", SETTINGS_OPERATOR, NULL, message),
+                 0);
+    hello.arena_bytes = 2 << 20;
+    peer_open(&p, s, 1000, &hello);
+    expect_refusal(s, &hello, sizeof hello, CB_QUOTA);
+    peer_close(&p);
+    peer_turn(&p, 20);
+    peer_open(&p, s, 1000, &hello);
+    peer_close(&p);
+    nothing_left(s);
+}
+
+/* ---- commands ----------------------------------------------------------------------------------------- */
+
+static json_t *ask(struct sim *s, uint32_t uid, const char *command, const char *argument,
+                   int status)
+{
+    struct peer p;
+    json_error_t error;
+    peer_connect(&p, s, uid);
+    int got = peer_admin(&p, command, argument, text, sizeof text);
+    cr_assert_eq(got, status, "%s %s: %d: %s", command, argument, got, text);
+    json_t *json = json_loads(text, JSON_REJECT_DUPLICATES, &error);
+    cr_assert(json, "%s: %s", error.text, text);
+    cr_assert_eq(json_object_get(json, "error") != NULL, status != CB_OK, "%s", text);
+    peer_close(&p);
+    return json;
+}
+
+Test(control, answers_are_json_and_complete)
+{
+    struct sim *s = fresh();
+    json_t *j = ask(s, 1000, "status", "", CB_OK);
+    cr_assert_str_eq(json_string_value(json_object_get(j, "state")), "serving");
+    cr_assert_str_eq(json_string_value(json_object_get(j, "model")), "null");
+    cr_assert_eq(json_object_size(json_object_get(j, "counters")), CB_STAT_COUNT);
+    json_decref(j);
+    j = ask(s, 1000, "settings", "", CB_OK);
+    cr_assert_eq(json_array_size(json_object_get(j, "settings")), SETTINGS_COUNT);
+    json_decref(j);
+    json_decref(ask(s, 1000, "clients", "", CB_OK));
+    json_decref(ask(s, 1000, "requests", "", CB_OK));
+    json_decref(ask(s, 1000, "nonsense", "", CB_BAD_COMMAND));
+    json_decref(ask(s, 1000, "", "", CB_BAD_COMMAND));
+    json_decref(ask(s, 1000, "statusx", "", CB_BAD_COMMAND));
+    nothing_left(s);
+}
+
+Test(control, one_connection_may_ask_many_times)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    peer_connect(&p, s, 1000);
+    for (int i = 0; i < 10; i++)
+        cr_assert_eq(peer_admin(&p, i % 2 ? "settings" : "status", "", text, sizeof text), CB_OK);
+    peer_close(&p);
+    nothing_left(s);
+}
+
+Test(control, what_touches_others_needs_authority)
+{
+    struct sim *s = fresh();
+    json_decref(ask(s, 1000, "set", "spin_us=1", CB_DENIED));
+    json_decref(ask(s, 1000, "drain", "", CB_DENIED));
+    json_decref(ask(s, 1000, "stop", "", CB_DENIED));
+    cr_assert_eq(s->daemon->state, DAEMON_SERVING);
+    json_decref(ask(s, 0, "set", "spin_us=1", CB_OK));
+    cr_assert_eq(s->settings.spin_us, 1);
+    json_decref(ask(s, 0, "set", "spin_us 2", CB_OK));
+    json_decref(ask(s, 0, "set", "page_size=4", CB_BAD_SETTING));
+    json_decref(ask(s, 0, "set", "nothing=4", CB_BAD_SETTING));
+    json_decref(ask(s, 0, "set", "spin_us", CB_BAD_SETTING));
+    nothing_left(s);
+}
+
+/* A request that runs until it is cancelled: as long as a context. */
+static void submit_long(struct peer *p)
+{
+    struct cb_request_entry e;
+    const uint32_t ids[3] = {1, 2, 3};
+    cb_message_init(&e);
+    e.n_prompt = 3;
+    e.flags = CB_FLAG_IGNORE_EOS;
+    peer_submit(p, &e, ids, 3);
+    plain(p, CB_RECORD_BELL);
+    peer_turn(p, 4);
+}
+
+Test(control, users_see_and_cancel_their_own_only)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    char lane[32];
+    struct cb_result_entry e = {.type = 0};
+    const struct cb_hello hello = peer_hello();
+    peer_open(&p, s, 1000, &hello);
+    submit_long(&p);
+    snprintf(lane, sizeof lane, "%u:0", p.welcome.lane_id);
+    json_t *j = ask(s, 1001, "requests", "", CB_OK);
+    cr_assert_eq(json_array_size(json_object_get(j, "requests")), 0);
+    json_decref(j);
+    j = ask(s, 1000, "clients", "", CB_OK);
+    cr_assert_eq(json_array_size(json_object_get(j, "clients")), 2, "the lane and the asker");
+    json_decref(j);
+    json_decref(ask(s, 1001, "cancel", lane, CB_DENIED));
+    json_decref(ask(s, 1000, "cancel", "x", CB_INVALID));
+    json_decref(ask(s, 1000, "cancel", "", CB_INVALID));
+    json_decref(ask(s, 1000, "cancel", "1:", CB_INVALID));
+    json_decref(ask(s, 1000, "cancel", "99999", CB_NOT_FOUND));
+    while (e.type != CB_RESULT_FINISHED)
+        cr_assert(peer_result(&p, &e));
+    cb_lane_client_free(p.lc, e.slot);
+    peer_close(&p);
+    nothing_left(s);
+}
+
+Test(control, a_drain_refuses_the_new_and_ends_the_old)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_result_entry e = {.type = 0};
+    const struct cb_hello hello = peer_hello();
+    peer_open(&p, s, 1000, &hello);
+    submit_long(&p);
+    json_decref(ask(s, 0, "drain", "", CB_OK));
+    cr_assert(cb_lane_client_notice(p.lc) & CB_NOTICE_DRAINING);
+    for (int i = 0; i < 1000 && s->daemon->state != DAEMON_STOPPED; i++)
+        daemon_turn(s->daemon);
+    cr_assert_eq(s->daemon->state, DAEMON_STOPPED);
+    while (cb_lane_client_poll(p.lc, &e) & CB_LANE_ENTRY && e.type != CB_RESULT_FINISHED)
+        ;
+    cr_assert_eq(e.type, CB_RESULT_FINISHED);
+    sim_free(s);
+    cr_assert_eq(cb_lane_client_closed(p.lc), CB_CLOSED_STOPPED);
+    peer_close(&p);
+}

@@ -1,0 +1,295 @@
+/* Intake over a real lane: what is taken, what is refused and why, what waits, and that one user's flood does
+ * not keep another out. */
+#include <criterion/criterion.h>
+#include <math.h>
+#include <string.h>
+
+#include "shm/message.h"
+#include "tests/daemon/peer.h"
+
+static struct sim_report report;
+
+static struct sim *fresh(void)
+{
+    struct sim *s = sim_new(1, false, &report);
+    cr_assert(s);
+    return s;
+}
+
+static void tune(struct sim *s, const char *name, const char *value)
+{
+    char message[SETTINGS_MESSAGE_MAX];
+    cr_assert_eq(settings_set(&s->settings, name, value, SETTINGS_OPERATOR, NULL, message), 0, "%s",
+                 message);
+}
+
+static void good(struct cb_request_entry *e)
+{
+    cb_message_init(e);
+    e->n_prompt = 4;
+    e->max_new_tokens = 3;
+    e->flags = CB_FLAG_IGNORE_EOS;
+}
+
+static const uint32_t ids[4] = {1, 2, 3, 4};
+
+/* Runs a lane dry: how many results of that type came. */
+static uint32_t drain(struct peer *p, uint32_t type, bool frees)
+{
+    struct cb_result_entry e;
+    uint32_t n = 0;
+    while (peer_result(p, &e)) {
+        n += e.type == type;
+        if (frees && e.type >= CB_RESULT_FINISHED && e.type <= CB_RESULT_FAILED)
+            cb_lane_client_free(p->lc, e.slot);
+    }
+    return n;
+}
+
+struct bad {
+    const char *what;
+    void (*spoil)(struct cb_request_entry *e);
+    int status;
+};
+
+static void no_prompt(struct cb_request_entry *e)
+{
+    e->n_prompt = 0;
+}
+static void beyond_context(struct cb_request_entry *e)
+{
+    e->max_new_tokens = 61;
+}
+static void wrapping(struct cb_request_entry *e)
+{
+    e->prompt_off = UINT64_MAX - 7;
+}
+static void beyond_arena(struct cb_request_entry *e)
+{
+    e->prompt_off = 1u << 30;
+}
+static void unaligned(struct cb_request_entry *e)
+{
+    e->prompt_off = 2;
+}
+static void no_number(struct cb_request_entry *e)
+{
+    e->temperature = NAN;
+}
+static void cold(struct cb_request_entry *e)
+{
+    e->temperature = -0.5f;
+}
+static void p_of_zero(struct cb_request_entry *e)
+{
+    e->top_p = 0;
+}
+static void unknown_op(struct cb_request_entry *e)
+{
+    e->op = 77;
+}
+static void unknown_flag(struct cb_request_entry *e)
+{
+    e->flags = 0x8000;
+}
+static void two_children(struct cb_request_entry *e)
+{
+    e->n_children = 2;
+}
+static void resumes(struct cb_request_entry *e)
+{
+    e->resume_from = 1;
+}
+static void long_options(struct cb_request_entry *e)
+{
+    e->opt_len = CB_OPTIONS_MAX + 8;
+}
+static void half_options(struct cb_request_entry *e)
+{
+    e->opt_len = 12; /* not a whole number of records */
+    e->opt_off = 1024;
+}
+
+Test(intake, each_bad_request_gets_its_status_and_the_next_good_one_runs)
+{
+    static const struct bad bad[] = {
+        {"empty prompt", no_prompt, CB_EMPTY_PROMPT},
+        {"longer than the context", beyond_context, CB_TOO_LONG},
+        {"offset wraps", wrapping, CB_BAD_BOUNDS},
+        {"beyond the arena", beyond_arena, CB_BAD_BOUNDS},
+        {"unaligned", unaligned, CB_BAD_BOUNDS},
+        {"not a number", no_number, CB_BAD_TEMPERATURE},
+        {"negative", cold, CB_BAD_TEMPERATURE},
+        {"top_p 0", p_of_zero, CB_BAD_TOP_P},
+        {"operation", unknown_op, CB_BAD_OPTION},
+        {"flag", unknown_flag, CB_BAD_OPTION},
+        {"children", two_children, CB_BAD_OPTION},
+        {"resume", resumes, CB_BAD_OPTION},
+        {"options too long", long_options, 0},
+        {"options malformed", half_options, 0},
+    };
+    struct sim *s = fresh();
+    struct peer p;
+    const struct cb_hello hello = peer_hello();
+    peer_open(&p, s, 1000, &hello);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        struct cb_request_entry e;
+        struct cb_result_entry result;
+        good(&e);
+        bad[i].spoil(&e);
+        peer_submit(&p, &e, ids, 4);
+        cr_assert(peer_result(&p, &result), "%s: no answer", bad[i].what);
+        cr_assert_eq(result.type, CB_RESULT_REJECTED, "%s", bad[i].what);
+        if (bad[i].status)
+            cr_assert_eq((int)result.count, bad[i].status, "%s: %d", bad[i].what,
+                         (int)result.count);
+        cb_lane_client_free(p.lc, result.slot);
+        good(&e);
+        peer_submit(&p, &e, ids, 4);
+        cr_assert_eq(drain(&p, CB_RESULT_FINISHED, true), 1, "after: %s", bad[i].what);
+    }
+    cr_assert_eq(cb_stats_get(s->stats.base, CB_STAT_requests_rejected),
+                 sizeof bad / sizeof bad[0]);
+    peer_close(&p);
+    sim_free(s);
+}
+
+Test(intake, ids_outside_the_vocabulary_are_named)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_request_entry e;
+    struct cb_result_entry result;
+    const struct cb_hello hello = peer_hello();
+    peer_open(&p, s, 1000, &hello);
+    const uint32_t wild[4] = {1, p.welcome.geometry.n_vocab, UINT32_MAX, 2};
+    good(&e);
+    peer_submit(&p, &e, wild, 4);
+    cr_assert(peer_result(&p, &result));
+    cr_assert_eq(result.type, CB_RESULT_REJECTED);
+    cr_assert_eq((int)result.count, CB_BAD_TOKEN);
+    cr_assert_eq(result.first, p.welcome.geometry.n_vocab);
+    cr_assert_eq(result.last, p.welcome.geometry.n_vocab);
+    peer_close(&p);
+    sim_free(s);
+}
+
+Test(intake, a_lane_that_lies_about_its_cursor_is_closed_alone)
+{
+    struct sim *s = fresh();
+    struct peer liar, honest;
+    struct cb_request_entry e;
+    const struct cb_hello hello = peer_hello();
+    peer_open(&liar, s, 1000, &hello);
+    peer_open(&honest, s, 1001, &hello);
+    good(&e);
+    peer_submit(&honest, &e, ids, 4);
+    struct cb_up_hot *hot = liar.up.base;
+    cb_store64(&hot->req_sent, 1000, CB_RELEASE);
+    cr_assert_eq(drain(&honest, CB_RESULT_FINISHED, true), 1);
+    cr_assert_eq(cb_lane_client_closed(liar.lc), CB_CLOSED_BROKEN);
+    cr_assert_eq(cb_lane_client_closed(honest.lc), 0);
+    cr_assert_eq(s->daemon->clients->n_lanes, 1);
+    peer_close(&liar);
+    peer_close(&honest);
+    sim_free(s);
+}
+
+Test(intake, a_full_queue_answers_busy_at_once)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_result_entry result;
+    uint32_t n_busy = 0;
+    const struct cb_hello hello = peer_hello();
+    tune(s, "max_queue_size", "2");
+    peer_open(&p, s, 1000, &hello);
+    for (int i = 0; i < 4; i++) {
+        struct cb_request_entry e;
+        good(&e);
+        peer_submit(&p, &e, ids, 4);
+    }
+    while (peer_result(&p, &result))
+        n_busy += result.type == CB_RESULT_REJECTED && (int)result.count == CB_BUSY;
+    cr_assert_eq(n_busy, 2);
+    peer_close(&p);
+    sim_free(s);
+}
+
+Test(intake, what_a_uid_can_never_have_is_refused_and_what_it_has_not_now_waits)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_request_entry e;
+    const struct cb_hello hello = peer_hello();
+    tune(s, "uid_requests", "1");
+    peer_open(&p, s, 1000, &hello);
+    for (int i = 0; i < 4; i++) {
+        good(&e);
+        peer_submit(&p, &e, ids, 4);
+    }
+    cr_assert_eq(drain(&p, CB_RESULT_FINISHED, true), 4, "one after the other");
+    tune(s, "uid_requests", "100");
+    tune(s, "uid_waiting_tokens", "3");
+    good(&e);
+    peer_submit(&p, &e, ids, 4);
+    struct cb_result_entry result;
+    cr_assert(peer_result(&p, &result));
+    cr_assert_eq(result.type, CB_RESULT_REJECTED);
+    cr_assert_eq((int)result.count, CB_QUOTA);
+    cr_assert_eq(result.first, 4);
+    cr_assert_eq(result.last, 3);
+    peer_close(&p);
+    sim_free(s);
+}
+
+/* Both users' uid_requests together are more than max_requests, one user's is not. */
+Test(intake, a_flood_of_one_user_does_not_keep_another_out)
+{
+    struct sim *s = fresh();
+    struct peer flood[6], other;
+    struct cb_hello hello = peer_hello();
+    struct cb_request_entry e;
+    struct cb_result_entry result;
+    tune(s, "uid_requests", "8");
+    for (int i = 0; i < 6; i++)
+        peer_open(&flood[i], s, 1000, &hello);
+    peer_open(&other, s, 1001, &hello);
+    for (int i = 0; i < 6; i++)
+        for (int k = 0; k < 4; k++) {
+            good(&e);
+            e.max_new_tokens = 50;
+            peer_submit(&flood[i], &e, ids, 4);
+        }
+    good(&e);
+    peer_submit(&other, &e, ids, 4);
+    cr_assert(peer_result(&other, &result));
+    cr_assert_eq(result.type, CB_RESULT_ACCEPTED);
+    while (peer_result(&other, &result) && result.type != CB_RESULT_FINISHED)
+        ;
+    cr_assert_eq(result.type, CB_RESULT_FINISHED);
+    cr_assert_gt(s->daemon->seen.n_active + s->daemon->seen.n_waiting, 0, "the flood still runs");
+    for (int i = 0; i < 6; i++)
+        peer_close(&flood[i]);
+    peer_close(&other);
+    sim_free(s);
+}
+
+Test(intake, a_client_that_reads_nothing_uses_each_slot_once_and_delays_nobody)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_request_entry e;
+    const struct cb_hello hello = peer_hello();
+    peer_open(&p, s, 1000, &hello);
+    for (int i = 0; i < 4; i++) {
+        good(&e);
+        peer_submit(&p, &e, ids, 4);
+    }
+    peer_turn(&p, 100);
+    cr_assert_eq(s->daemon->seen.n_active + s->daemon->seen.n_waiting, 0);
+    cr_assert_eq(cb_stats_get(s->stats.base, CB_STAT_requests_finished), 4);
+    cr_assert_eq(drain(&p, CB_RESULT_FINISHED, true), 4);
+    peer_close(&p);
+    sim_free(s);
+}

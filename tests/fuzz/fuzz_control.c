@@ -1,0 +1,67 @@
+/* Records of any bytes on connections to the simulated daemon. The first byte of each step says what is done:
+ * connect, send a record (with a good head, or none), let the daemon turn, hang up. An honest lane beside it
+ * must stay open, all audits must hold, and nothing may be left in the end.
+ *
+ * Fuzz programs link none of the tests' helpers, so those are included whole. */
+#include <stdlib.h>
+
+#include "tests/util/sim.c"
+#include "tests/util/sim_client.c"
+
+#define PEERS 3
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void step(struct sim *s, int socks[PEERS], int deaths[PEERS], const uint8_t *data, size_t n)
+{
+    unsigned char record[CB_RECORD_BYTES + 16] = {0};
+    uint32_t which = data[0] % PEERS;
+    int *sock = &socks[which];
+    if (*sock < 0) {
+        sim_connect(s, 1000 + which, sock, &deaths[which]);
+    } else if (data[0] & 0x80) {
+        close(*sock);
+        close(deaths[which]);
+        *sock = -1;
+    } else {
+        struct cb_record_head head = {.magic = CB_RECORD_MAGIC, .type = data[0] >> 3 & 15};
+        size_t skip = data[0] & 4 ? 0 : sizeof head;
+        size_t room = sizeof record - 16 - skip;
+        memcpy(record, &head, skip);
+        memcpy(record + skip, data + 1, n - 1 < room ? n - 1 : room);
+        (void)send(*sock, record, n > 250 ? n : CB_RECORD_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL);
+    }
+    daemon_turn(s->daemon);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct sim *s;
+    static struct sim_report report;
+    int socks[PEERS] = {-1, -1, -1}, deaths[PEERS];
+    if (!s)
+        s = sim_new(1, false, &report);
+    if (!s)
+        abort();
+    while (size > 0) {
+        size_t n = size > 1 && data[1] < size - 1 ? 1u + data[1] : size;
+        step(s, socks, deaths, data, n);
+        if (s->daemon->state != DAEMON_SERVING) /* uids 1000 and up have no authority */
+            abort();
+        data += n;
+        size -= n;
+    }
+    for (int i = 0; i < PEERS; i++)
+        if (socks[i] >= 0) {
+            close(socks[i]);
+            close(deaths[i]);
+        }
+    for (int i = 0; i < 8; i++)
+        daemon_turn(s->daemon);
+    s->time.now_ns += 60000000000ull; /* whoever is held off may come back */
+    sim_audit(s);
+    check_empty(s);
+    if (report.error[0])
+        abort();
+    return 0;
+}

@@ -67,8 +67,7 @@ static inline float numeric_round_bf16(float x)
     return numeric_from_bf16(numeric_to_bf16(x));
 }
 
-/* ---- functions
- * ------------------------------------------------------------------------------------ */
+/* ---- functions ------------------------------------------------------------------------------ */
 
 /* Within 0.9 ulp on [-87, 88]; +0 below, exp(88) above; exp(0) is exactly 1; NaN passes. Never
  * denormal. */
@@ -117,8 +116,7 @@ static inline float numeric_softcap(float score, float cap)
     return cap * numeric_tanh(score / cap);
 }
 
-/* ---- sums over 16 lanes
- * ---------------------------------------------------------------------------- */
+/* ---- sums over 16 lanes --------------------------------------------------------------------- */
 
 /* The tree: for h = 8, 4, 2, 1: lane[i] += lane[i + h]. Spoils lane[]; the sum is in lane[0]. */
 static inline float numeric_tree(float lane[16])

@@ -9,4 +9,9 @@
 
 extern const struct backend_ops oracle_backend;
 
+/* Its row for sampling, in a file of its own. */
+int oracle_sample(struct stream *s, struct sample *samples, struct tensor *logits,
+                  const struct head_row *rows, const struct sample_params *params,
+                  uint32_t n_outputs);
+
 #endif

@@ -17,6 +17,11 @@ for p in "$@"; do
     crash=$(printf '%s' "$line" | sed -n 's/.*Crashing: *\([0-9]*\).*/\1/p')
     passed=$((passed + ${ok:-0}))
     bad=$((${bad:-0} + ${crash:-0}))
+    # A sanitizer may speak after the test has told its outcome: of leaks it does so at exit.
+    reports=$(grep -acE '(ERROR|WARNING): [A-Za-z]+Sanitizer|: runtime error:' "$log")
+    if [ "$bad" -eq 0 ]; then
+        bad=$reports
+    fi
     if [ "$rc" -ne 0 ] && [ "$bad" -eq 0 ]; then
         bad=1
     fi

@@ -61,22 +61,6 @@ static void pass_lead_locked(struct cb_handle *h)
         wake_one(h->waiters);
 }
 
-static void follow_locked(struct cb_handle *h, const struct want *want, uint64_t ns)
-{
-    struct cb_waiter w = {.id = want->id, .handlers = want->handlers};
-    struct cb_waiter **at = &h->waiters;
-    while (*at)
-        at = &(*at)->next;
-    *at = &w;
-    pthread_mutex_unlock(&h->lock);
-    if (!cb_load32(&w.word, CB_ACQUIRE))
-        cb_doorbell_wait(&w.word, 0, ns < NET_NS ? ns : NET_NS);
-    pthread_mutex_lock(&h->lock);
-    for (at = &h->waiters; *at != &w;)
-        at = &(*at)->next;
-    *at = w.next;
-}
-
 /* ---- leading --------------------------------------------------------------------------------- */
 
 /* Reads all records there are; what they say stands in shared memory. False: the daemon has gone.
@@ -170,6 +154,25 @@ static int hopeless(struct cb_handle *h, const struct want *want)
     if (!q || q->told)
         return CB_NOT_FOUND;
     return q->handler ? CB_INVALID : 0;
+}
+
+static void follow_locked(struct cb_handle *h, const struct want *want, uint64_t ns)
+{
+    struct cb_waiter w = {.id = want->id, .handlers = want->handlers};
+    struct cb_waiter **at = &h->waiters;
+    while (*at)
+        at = &(*at)->next;
+    *at = &w;
+    pthread_mutex_unlock(&h->lock);
+    if (!cb_load32(&w.word, CB_ACQUIRE))
+        cb_doorbell_wait(&w.word, 0, ns < NET_NS ? ns : NET_NS);
+    pthread_mutex_lock(&h->lock);
+    for (at = &h->waiters; *at != &w;)
+        at = &(*at)->next;
+    *at = w.next;
+    /* Exact, under the lock: whatever ends a wait sets the words of those who wait for it. */
+    if (!cb_load32(&w.word, CB_RELAXED) && (first_wanted(h, want) || hopeless(h, want)))
+        h->wake_missed++;
 }
 
 /* Waits until there is an event that is wanted: 0, CB_TIMEOUT, or why there will be none. */

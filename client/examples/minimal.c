@@ -50,6 +50,7 @@ int main(int argc, char **argv)
         }
     } while (event.type == CB_EVENT_TOKENS);
     putchar('\n');
+    fflush(stdout);
 
     if (event.status) {
         char words[256];

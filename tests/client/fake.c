@@ -152,6 +152,8 @@ static bool shake_hands(struct fake *f)
     w.status_bytes = 4096;
     if (f->config.spoil)
         f->config.spoil(&w);
+    if (f->config.spoil_down)
+        ((struct cb_down_fixed *)f->down.base)->geometry = w.geometry;
     send_with(f->conn, &w, fds, 4);
     for (int i = 0; i < 4; i++)
         close(fds[i]);
@@ -271,8 +273,14 @@ static void step_muted(struct fake *f)
         unsigned char *down = f->down.base;
         struct cb_slot *s = (void *)(down + f->g.down_slots_off + (size_t)slot * f->g.slot_stride);
         uint32_t i = q->i + f->n_muted[slot];
-        if (!q->active || i >= q->n_out)
+        if (!q->active || i > q->n_out)
             continue;
+        if (i == q->n_out) {
+            uint32_t gen = cb_load32(&s->ctl, CB_RELAXED) >> 8;
+            cb_store32(&s->finish, CB_FINISH_LENGTH, CB_RELAXED);
+            cb_store32(&s->ctl, gen << 8 | CB_SLOT_FINISHED, CB_RELEASE);
+            continue;
+        }
         cb_store32((cb_atomic32 *)(void *)(down + cb_load64(&s->out_off, CB_RELAXED)) + i,
                    token_of(f, q, i), CB_RELAXED);
         cb_store32(&s->emitted, i + 1, CB_RELEASE);

@@ -21,6 +21,7 @@ struct fake_config {
     bool hang_up_early; /* close after HELLO */
     bool never_answer;  /* keep HELLO's sender waiting */
     void (*spoil)(struct cb_welcome *welcome); /* change WELCOME before it is sent */
+    bool spoil_down;                           /* and make DOWN say the same */
     const char *script;
     uint32_t n_slots, arena_bytes, pool_bytes; /* 0: as HELLO asks, else these */
     uint32_t step_us;                          /* pause between steps */
@@ -46,7 +47,8 @@ void fake_kill(struct fake *f);
 void fake_close_lane(struct fake *f, uint32_t closed);
 /* Sets notice bits. */
 void fake_notice(struct fake *f, uint32_t bits);
-/* Tokens appear in the slot table, but no entry and no bell tells of them: a wake lost by a bug. */
+/* Tokens and ends appear in the slot table, but no entry and no bell tells of them: a wake lost by a
+ * bug, or a daemon killed in between. Only fake_kill may follow a muted end. */
 void fake_mute(struct fake *f, bool mute);
 
 uint64_t fake_n_bells(const struct fake *f); /* BELL records received */

@@ -174,14 +174,18 @@ Test(connect, no_number_of_welcome_is_believed)
     static const struct {
         void (*spoil)(struct cb_welcome *);
         int status;
-    } cases[] = {{other_format, CB_VERSION},      {other_magic, CB_BAD_RECORD},
-                 {reserved_set, CB_BAD_RECORD},   {unasked_feature, CB_BAD_RECORD},
-                 {huge_up, CB_BAD_RECORD},        {larger_down, CB_BAD_RECORD},
-                 {pool_outside, CB_BAD_RECORD},   {odd_ring, CB_BAD_RECORD},
-                 {other_geometry, CB_BAD_RECORD}, {other_boot, CB_BAD_RECORD},
-                 {short_vocab, CB_BAD_RECORD},    {long_vocab, CB_BAD_RECORD}};
+        bool in_down;
+    } cases[] = {{other_format, CB_VERSION, false},    {other_magic, CB_BAD_RECORD, false},
+                 {reserved_set, CB_BAD_RECORD, false}, {unasked_feature, CB_BAD_RECORD, false},
+                 {huge_up, CB_BAD_RECORD, false},      {larger_down, CB_BAD_RECORD, false},
+                 {pool_outside, CB_BAD_RECORD, false}, {odd_ring, CB_BAD_RECORD, false},
+                 {pool_outside, CB_BAD_RECORD, true},  {odd_ring, CB_BAD_RECORD, true},
+                 {huge_up, CB_BAD_RECORD, true},       {other_geometry, CB_BAD_RECORD, false},
+                 {other_boot, CB_BAD_RECORD, false},   {short_vocab, CB_BAD_RECORD, false},
+                 {long_vocab, CB_BAD_RECORD, false}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-        struct fake *f = fake_start(&(struct fake_config){.spoil = cases[i].spoil});
+        struct fake *f = fake_start(
+            &(struct fake_config){.spoil = cases[i].spoil, .spoil_down = cases[i].in_down});
         struct cb_handle *h;
         int r = open_at(&h, fake_dir(f));
         cr_assert_eq(r, cases[i].status, "case %zu: %d, %s", i, r, cb_message());

@@ -4,13 +4,13 @@
  * runs the same code under the C11 memory model: all interleavings, all stale reads. Orders are
  * spelled at each access. Shared words are never touched by a plain expression, never volatile.
  *
- *   cb_load32(p, ORDER) cb_load64            ORDER: CB_RELAXED, CB_ACQUIRE
- *   cb_store32(p, v, ORDER) cb_store64       ORDER: CB_RELAXED, CB_RELEASE
- *   cb_cas32(p, &expected, v)                relaxed, strong; not 0 if it stored; expected is
- * refreshed cb_fence()                               sequentially consistent fence cb_copy_in(dst,
- * src, bytes)              out of shared memory, word by word, relaxed; bytes % 4 == 0
- *   cb_copy_out(dst, src, bytes)             into shared memory, likewise
- *   cb_pause()                               one turn of a spin loop */
+ *   cb_load32(p, ORDER) cb_load64        ORDER: CB_RELAXED, CB_ACQUIRE
+ *   cb_store32(p, v, ORDER) cb_store64   ORDER: CB_RELAXED, CB_RELEASE
+ *   cb_cas32(p, &expected, v)            relaxed, strong; not 0 if it stored; refreshes expected
+ *   cb_fence()                           sequentially consistent fence
+ *   cb_copy_in(dst, src, bytes)          out of shared memory, relaxed words; bytes % 4 == 0
+ *   cb_copy_out(dst, src, bytes)         into shared memory, likewise
+ *   cb_pause()                           one turn of a spin loop */
 #ifndef CB_SHM_ATOMICS_H
 #define CB_SHM_ATOMICS_H
 

@@ -18,8 +18,21 @@ static void init(uint32_t capacity, uint64_t start)
 {
     memset(&shared, 0, sizeof shared);
     shared.sent = shared.taken = start;
-    out = (struct cb_ring_out){&shared.sent, &shared.taken, shared.entries, capacity, 8, start, start};
-    in = (struct cb_ring_in){&shared.taken, &shared.sent, shared.entries, capacity, 8, start, start};
+    out = (struct cb_ring_out){.sent_word = &shared.sent,
+                               .taken_word = &shared.taken,
+                               .entries = shared.entries,
+                               .capacity = capacity,
+                               .stride = 8,
+                               .sent = start,
+                               .published = start,
+                               .taken = start};
+    in = (struct cb_ring_in){.taken_word = &shared.taken,
+                             .sent_word = &shared.sent,
+                             .entries = shared.entries,
+                             .capacity = capacity,
+                             .stride = 8,
+                             .taken = start,
+                             .sent = start};
 }
 
 static void init_1(void)
@@ -66,7 +79,8 @@ static void consume(void)
         if (!cb_ring_in_used(&in))
             continue;
         cb_ring_in_peek(&in, entry, sizeof entry);
-        explore_claim(entry[0] == n + 1 && entry[1] == ~(n + 1), "an entry was torn or out of order");
+        explore_claim(entry[0] == n + 1 && entry[1] == ~(n + 1),
+                      "an entry was torn or out of order");
         cb_ring_in_take(&in);
         n++;
     }
@@ -75,6 +89,9 @@ static void consume(void)
 static const struct explore_case cases[] = {
     {.name = "ring of 1", .n_threads = 2, .init = init_1, .thread = {produce, consume}},
     {.name = "ring of 2, wrap", .n_threads = 2, .init = init_2, .thread = {produce, consume}},
-    {.name = "ring of 2, near 2^64", .n_threads = 2, .init = init_wrap, .thread = {produce, consume}},
+    {.name = "ring of 2, near 2^64",
+     .n_threads = 2,
+     .init = init_wrap,
+     .thread = {produce, consume}},
 };
 const struct explore_list cases_ring = {cases, sizeof cases / sizeof cases[0]};

@@ -4,8 +4,11 @@
  * no copies of stacks. What makes it finish is the cache of states: a thread's position is determined
  * by what it has read, so a digest of reads, histories and views identifies a state.
  *
- * A thread gives way only before a shared access, and only if the choice says so: most accesses cost no
- * switch. */
+ * A thread gives way only where the order between threads can matter: before loads, fences and
+ * compare-and-swaps. Not before a store: whatever another thread could have read before it can still be
+ * read after it, as a stale value, so coming early loses no execution. This needs that the word has one
+ * writer and no futex compares it; where that turns out false, the word is marked and the exploration
+ * begins again. Nor at data, which is checked for races instead. */
 #include "tests/explore/explorer.h"
 
 #include <assert.h>
@@ -25,7 +28,7 @@ enum {
 };
 
 struct view {
-    uint16_t at[LOCATIONS_MAX];           /* index of the newest store known, a location */
+    uint16_t at[LOCATIONS_MAX];          /* index of the newest store known, a location */
     uint16_t clock[EXPLORE_THREADS_MAX]; /* a thread's accesses that happened before     */
 };
 
@@ -33,20 +36,24 @@ struct store {
     uint64_t value;
     struct view view; /* what an acquire of it learns */
     uint64_t digest;
+    unsigned writer;
 };
 
 struct location {
     const void *p;
     unsigned bytes;
     unsigned n;
+    bool ordered; /* when a store comes matters: two threads store here, or a futex compares */
     struct store store[STORES_MAX];
     /* of data (copies): the newest access a thread, by its own clock; 0: none */
     uint16_t data_read[EXPLORE_THREADS_MAX], data_written[EXPLORE_THREADS_MAX];
 };
 
 struct thread {
-    struct view now, acquired, released; /* known; would be known after an acquire fence; at last fence */
-    uint64_t reads;                      /* digest of all it has read: its position */
+    struct view now;      /* what it knows */
+    struct view acquired; /* what its relaxed loads since the last fence would have taught it */
+    struct view released; /* what it knew at its last fence */
+    uint64_t reads;       /* digest of all it has read: its position */
     bool ended;
     const void *futex; /* waits on it, or NULL */
     bool (*ready)(void *);
@@ -85,10 +92,10 @@ static struct {
     size_t n_sites;
     const char *weak_file;
     int weak_line;
-    bool trace, tracing;
+    bool trace, tracing, newest_only;
 } x;
 
-enum { EXECUTION_ENDED = 1, EXECUTION_PRUNED = 2, EXECUTION_FAILED = 3 };
+enum { EXECUTION_ENDED = 1, EXECUTION_PRUNED, EXECUTION_FAILED, EXECUTION_RESTART };
 
 static uint64_t mix(uint64_t h, uint64_t v)
 {
@@ -113,14 +120,10 @@ static uint64_t mix_bytes(uint64_t h, const void *p, size_t bytes)
 
 static void view_join(struct view *into, const struct view *from)
 {
-    for (unsigned i = 0; i < x.n_locations; i++) {
-        if (from->at[i] > into->at[i])
-            into->at[i] = from->at[i];
-    }
-    for (unsigned t = 0; t < EXPLORE_THREADS_MAX; t++) {
-        if (from->clock[t] > into->clock[t])
-            into->clock[t] = from->clock[t];
-    }
+    for (unsigned i = 0; i < LOCATIONS_MAX; i++)
+        into->at[i] = from->at[i] > into->at[i] ? from->at[i] : into->at[i];
+    for (unsigned t = 0; t < EXPLORE_THREADS_MAX; t++)
+        into->clock[t] = from->clock[t] > into->clock[t] ? from->clock[t] : into->clock[t];
 }
 
 /* Only what is not 0: a location that no thread has touched yet leaves no trace in a digest. */
@@ -312,7 +315,7 @@ static void give_way(void)
         resume(to);
 }
 
-/* An access by the current thread begins. */
+/* An access by the current thread begins; others may come first. */
 static struct thread *access_begin(void)
 {
     struct thread *th;
@@ -321,6 +324,23 @@ static struct thread *access_begin(void)
     th = &x.thread[x.running];
     th->now.clock[x.running]++;
     return th;
+}
+
+/* Likewise, but nobody needs to come first. */
+static struct thread *access_at_once(void)
+{
+    struct thread *th = &x.thread[x.running];
+
+    th->now.clock[x.running]++;
+    return th;
+}
+
+static void order_matters(struct location *l)
+{
+    if (l->ordered)
+        return;
+    l->ordered = true;
+    leave(EXECUTION_RESTART);
 }
 
 void explore_thread_end(void);
@@ -388,6 +408,7 @@ static unsigned location_of(const void *p, unsigned bytes)
     assert(i < LOCATIONS_MAX);
     x.location[i].p = p;
     x.location[i].bytes = bytes;
+    x.location[i].ordered = false;
     location_reset(&x.location[i]);
     x.n_locations++;
     return i;
@@ -399,10 +420,12 @@ static uint64_t read_from(struct thread *th, unsigned loc, unsigned k, enum expl
 
     if (k > th->now.at[loc])
         th->now.at[loc] = (uint16_t)k;
-    if (order == CB_ACQUIRE)
+    if (!k) /* init's store: nothing comes with it */
+        ;
+    else if (order == CB_ACQUIRE)
         view_join(&th->now, &s->view);
-    view_join(&th->acquired, &s->view);
-    view_join(&th->acquired, &th->now);
+    else
+        view_join(&th->acquired, &s->view);
     th->reads = mix(mix(th->reads, s->value), 1);
     return s->value;
 }
@@ -415,7 +438,7 @@ static void append(struct thread *th, unsigned loc, uint64_t v, enum explore_ord
 
     assert(l->n < STORES_MAX);
     th->now.at[loc] = (uint16_t)l->n;
-    th->acquired.at[loc] = (uint16_t)l->n;
+    s->writer = x.running;
     s->value = v;
     s->view = order == CB_RELEASE ? th->now : th->released;
     s->view.at[loc] = (uint16_t)l->n;
@@ -435,7 +458,7 @@ uint64_t explore_load(const void *p, unsigned bytes, enum explore_order order, c
 
     if (!x.active)
         return plain_load(p, bytes);
-    th = access_begin();
+    th = x.newest_only ? access_at_once() : access_begin();
     if (order != CB_RELAXED) {
         site_note(file, line, "acquire");
         if (weakened(file, line))
@@ -444,7 +467,9 @@ uint64_t explore_load(const void *p, unsigned bytes, enum explore_order order, c
     loc = location_of(p, bytes);
     oldest = th->now.at[loc];
     /* Newest first: the common execution is the fresh one. */
-    k = x.location[loc].n - 1 - choose(x.location[loc].n - oldest);
+    k = x.location[loc].n - 1;
+    if (!x.newest_only)
+        k -= choose(x.location[loc].n - oldest);
     v = read_from(th, loc, k, order);
     trace(k + 1 == x.location[loc].n ? "load" : "stale", p, v, file, line);
     return v;
@@ -454,18 +479,24 @@ void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order
                    int line)
 {
     struct thread *th;
+    struct location *l;
+    unsigned loc;
 
     if (!x.active) {
         memcpy(p, &v, bytes);
         return;
     }
-    th = access_begin();
+    loc = location_of(p, bytes);
+    l = &x.location[loc];
+    th = l->ordered ? access_begin() : access_at_once();
+    if (l->n > 1 && l->store[l->n - 1].writer != x.running)
+        order_matters(l);
     if (order != CB_RELAXED) {
         site_note(file, line, "release");
         if (weakened(file, line))
             order = CB_RELAXED;
     }
-    append(th, location_of(p, bytes), v, order, NULL);
+    append(th, loc, v, order, NULL);
     trace("store", p, v, file, line);
 }
 
@@ -488,6 +519,8 @@ bool explore_cas32(void *p, uint32_t *expected, uint32_t v, const char *file, in
     th = access_begin();
     loc = location_of(p, 4);
     l = &x.location[loc];
+    if (l->n > 1 && l->store[l->n - 1].writer != x.running)
+        order_matters(l);
     can[n++] = l->n - 1;
     for (unsigned k = l->n - 1; k-- > th->now.at[loc];) {
         if (l->store[k].value != *expected)
@@ -522,7 +555,7 @@ void explore_fence(const char *file, int line)
     view_join(&th->now, &x.global);
     x.global = th->now;
     th->released = th->now;
-    th->acquired = th->now;
+    memset(&th->acquired, 0, sizeof th->acquired);
     trace("fence", NULL, 0, file, line);
 }
 
@@ -541,15 +574,23 @@ void explore_copy_in(void *dst, const void *src, size_t bytes, const char *file,
 {
     for (size_t i = 0; i < bytes; i += 4) {
         const char *p = (const char *)src + i;
-        uint32_t v = (uint32_t)explore_load(p, 4, CB_RELAXED, file, line);
+        struct thread *th;
+        struct location *l;
+        unsigned loc;
+        uint32_t v;
 
-        memcpy((char *)dst + i, &v, 4);
-        if (x.active) {
-            struct location *l = &x.location[location_of(p, 4)];
-
-            data_check(l->data_written, "data race: read while another writes");
-            l->data_read[x.running] = x.thread[x.running].now.clock[x.running];
+        if (!x.active) {
+            memcpy((char *)dst + i, p, 4);
+            continue;
         }
+        th = access_at_once();
+        loc = location_of(p, 4);
+        l = &x.location[loc];
+        data_check(l->data_written, "data race: read while another writes");
+        v = (uint32_t)read_from(th, loc, l->n - 1, CB_RELAXED);
+        l->data_read[x.running] = th->now.clock[x.running];
+        memcpy((char *)dst + i, &v, 4);
+        trace("data", p, v, file, line);
     }
 }
 
@@ -557,15 +598,22 @@ void explore_copy_out(void *dst, const void *src, size_t bytes, const char *file
 {
     for (size_t i = 0; i < bytes; i += 4) {
         char *p = (char *)dst + i;
+        struct thread *th;
+        struct location *l;
+        unsigned loc;
 
-        explore_store(p, 4, plain_load((const char *)src + i, 4), CB_RELAXED, file, line);
-        if (x.active) {
-            struct location *l = &x.location[location_of(p, 4)];
-
-            data_check(l->data_written, "data race: two writers");
-            data_check(l->data_read, "data race: overwritten while another reads");
-            l->data_written[x.running] = x.thread[x.running].now.clock[x.running];
+        if (!x.active) {
+            memcpy(p, (const char *)src + i, 4);
+            continue;
         }
+        th = access_at_once();
+        loc = location_of(p, 4);
+        l = &x.location[loc];
+        data_check(l->data_written, "data race: two writers");
+        data_check(l->data_read, "data race: overwritten while another reads");
+        append(th, loc, plain_load((const char *)src + i, 4), CB_RELAXED, NULL);
+        l->data_written[x.running] = th->now.clock[x.running];
+        trace("put", p, plain_load((const char *)src + i, 4), file, line);
     }
 }
 
@@ -585,11 +633,13 @@ void explore_claim(bool holds, const char *text)
 
 void explore_futex_wait(const void *word, uint32_t value)
 {
-    struct thread *th;
+    struct thread *th = &x.thread[x.running];
+    unsigned loc = location_of(word, 4);
 
-    th = access_begin();
-    th->reads = mix(th->reads, 5);
-    if (explore_newest(word, 4) != value)
+    order_matters(&x.location[loc]);
+    give_way();
+    /* The kernel compares on behalf of this thread, which can't read older values afterwards. */
+    if (read_from(th, loc, x.location[loc].n - 1, CB_RELAXED) != value)
         return;
     trace("sleep", word, value, "", 0);
     th->futex = word;
@@ -598,6 +648,8 @@ void explore_futex_wait(const void *word, uint32_t value)
 
 void explore_futex_wake(const void *word)
 {
+    if (!x.active)
+        return;
     give_way();
     x.thread[x.running].reads = mix(x.thread[x.running].reads, 6);
     for (unsigned t = 0; t < x.c->n_threads; t++) {
@@ -605,6 +657,14 @@ void explore_futex_wake(const void *word)
             x.thread[t].futex = NULL;
     }
     trace("wake", word, 0, "", 0);
+}
+
+void explore_kernel(void)
+{
+    if (!x.active)
+        return;
+    give_way();
+    x.thread[x.running].reads = mix(x.thread[x.running].reads, 9);
 }
 
 void explore_until(bool (*ready)(void *), void *arg)
@@ -627,6 +687,20 @@ uint64_t explore_newest(const void *p, unsigned bytes)
     return plain_load(p, bytes);
 }
 
+void explore_adopt(void)
+{
+    for (unsigned i = 0; i < x.n_locations; i++) {
+        struct location *l = &x.location[i];
+
+        memcpy((void *)(uintptr_t)l->p, &l->store[l->n - 1].value, l->bytes);
+    }
+}
+
+void explore_newest_only(bool on)
+{
+    x.newest_only = on;
+}
+
 void explore_private(const void *p, size_t bytes)
 {
     assert(x.n_private < PRIVATE_MAX);
@@ -636,13 +710,14 @@ void explore_private(const void *p, size_t bytes)
 
 /* ---- running ------------------------------------------------------------------------------------------- */
 
-static void execute(void)
+static int execute(void)
 {
-    int how;
+    volatile int how;
 
     x.n_replayed = 0;
     x.n_preemptions = 0;
     x.n_private = 0;
+    x.newest_only = false;
     memset(&x.global, 0, sizeof x.global);
     for (unsigned t = 0; t < EXPLORE_THREADS_MAX; t++) {
         struct thread *th = &x.thread[t];
@@ -667,6 +742,7 @@ static void execute(void)
     }
     if (how == EXECUTION_ENDED && x.c->check)
         x.c->check();
+    return how;
 }
 
 void explore_run(const struct explore_case *c, struct explore_result *result)
@@ -684,9 +760,15 @@ void explore_run(const struct explore_case *c, struct explore_result *result)
             x.thread[t].stack = malloc(STACK_BYTES);
         assert(x.thread[t].stack);
     }
-    do {
-        execute();
-    } while (!result->failed && advance());
+    for (;;) {
+        if (execute() == EXECUTION_RESTART) {
+            memset(x.seen, 0, x.seen_capacity * sizeof *x.seen);
+            x.n_seen = 0;
+            x.n_choices = 0;
+        } else if (result->failed || !advance()) {
+            break;
+        }
+    }
     result->n_states = x.n_seen;
     if (result->failed && x.trace) {
         x.tracing = true;

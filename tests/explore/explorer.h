@@ -33,13 +33,11 @@ typedef uint64_t cb_atomic64;
 
 enum explore_order { CB_RELAXED, CB_ACQUIRE, CB_RELEASE };
 
-#define cb_load32(p, order)                                                                        \
-    ((uint32_t)explore_load((p), 4, (order), __FILE__, __LINE__))
-#define cb_load64(p, order)     explore_load((p), 8, (order), __FILE__, __LINE__)
-#define cb_store32(p, v, order) explore_store((p), 4, (v), (order), __FILE__, __LINE__)
-#define cb_store64(p, v, order) explore_store((p), 8, (v), (order), __FILE__, __LINE__)
-#define cb_cas32(p, expected, v)                                                                   \
-    explore_cas32((p), (expected), (v), __FILE__, __LINE__)
+#define cb_load32(p, order)          ((uint32_t)explore_load((p), 4, (order), __FILE__, __LINE__))
+#define cb_load64(p, order)          explore_load((p), 8, (order), __FILE__, __LINE__)
+#define cb_store32(p, v, order)      explore_store((p), 4, (v), (order), __FILE__, __LINE__)
+#define cb_store64(p, v, order)      explore_store((p), 8, (v), (order), __FILE__, __LINE__)
+#define cb_cas32(p, expected, v)     explore_cas32((p), (expected), (v), __FILE__, __LINE__)
 #define cb_fence()                   explore_fence(__FILE__, __LINE__)
 #define cb_copy_in(dst, src, bytes)  explore_copy_in((dst), (src), (bytes), __FILE__, __LINE__)
 #define cb_copy_out(dst, src, bytes) explore_copy_out((dst), (src), (bytes), __FILE__, __LINE__)
@@ -59,9 +57,10 @@ void explore_copy_out(void *dst, const void *src, size_t bytes, const char *file
 struct explore_case {
     const char *name;
     unsigned n_threads;
-    void (*init)(void); /* before each execution: puts all memory in its first state, plain stores */
+    void (*init)(
+        void); /* before each execution: puts all memory in its first state, plain stores */
     void (*thread[EXPLORE_THREADS_MAX])(void);
-    void (*check)(void); /* after all threads ended; explore_newest() reads; or NULL */
+    void (*check)(void);  /* after all threads ended; explore_newest() reads; or NULL */
     unsigned preemptions; /* 0: unbounded */
 };
 
@@ -78,10 +77,18 @@ void explore_run(const struct explore_case *c, struct explore_result *result);
 void explore_claim(bool holds, const char *text); /* a false claim ends the exploration */
 void explore_futex_wait(const void *word, uint32_t value);
 void explore_futex_wake(const void *word); /* all that wait on it */
+/* Before the case touches private memory that stands for a kernel object (a socket's queue). */
+void explore_kernel(void);
 /* Waits for a state of the case's private memory that other threads change; is looked at whenever any
  * thread took a step. Stands for a kernel object: passes no view. */
 void explore_until(bool (*ready)(void *), void *arg);
 uint64_t explore_newest(const void *p, unsigned bytes); /* the last store in modification order */
+/* While on, loads return the newest value and nobody comes between: for words that are read but not used,
+ * so that their stale values do not multiply the states. */
+void explore_newest_only(bool on);
+/* In check: puts the newest values into plain memory, so that the code under test can look at them. The
+ * next init must put its first state back. */
+void explore_adopt(void);
 /* The case's private memory that must be told apart when states are compared (sockets, queues). */
 void explore_private(const void *p, size_t bytes);
 

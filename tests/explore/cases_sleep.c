@@ -1,0 +1,272 @@
+/* Both sleep/wake pairs: whoever sleeps is woken for everything that concerns it. A wake that is lost shows
+ * as a deadlock. */
+#include "tests/explore/world.h"
+#include "tests/explore/cases.h"
+
+/* ---- the client sleeps --------------------------------------------------------------------------------- */
+
+static void active_build(void)
+{
+    world_submit(2);
+    world_intake();
+    world_flush();
+    world_consume(); /* ACCEPTED */
+}
+
+static void futex_init(void)
+{
+    world_init(&(struct world_shape){2, 16, 4, 0}, active_build);
+}
+
+static void socket_init(void)
+{
+    futex_init();
+    world.socket_bells = true;
+    world.socket_room = 1;
+}
+
+static void two_tokens(void)
+{
+    world_token(0, 0);
+    world_flush();
+    world_token(0, 1);
+    world_end(0);
+    world_flush();
+}
+
+static void close_lane(void)
+{
+    cb_lane_close(world.lane, CB_CLOSED_STOPPED);
+    world_flush();
+}
+
+static void notice_lane(void)
+{
+    cb_lane_notice(world.lane, CB_NOTICE_DRAINING);
+    world_flush();
+}
+
+/* Latency mode: sleeps on the bell word. */
+static void wait_end(void)
+{
+    while (!world.n_ended) {
+        uint32_t bell;
+
+        if (world_consume())
+            continue;
+        if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
+            explore_futex_wait(cb_lane_client_bell_word(world.client), bell);
+        cb_lane_client_unpark(world.client);
+    }
+}
+
+static void wait_closed(void)
+{
+    while (cb_lane_client_closed(world.client) == CB_CLOSED_NO) {
+        uint32_t bell;
+
+        if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
+            explore_futex_wait(cb_lane_client_bell_word(world.client), bell);
+        cb_lane_client_unpark(world.client);
+    }
+}
+
+static void wait_notice(void)
+{
+    while (!cb_lane_client_notice(world.client)) {
+        uint32_t bell;
+
+        if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
+            explore_futex_wait(cb_lane_client_bell_word(world.client), bell);
+        cb_lane_client_unpark(world.client);
+    }
+}
+
+static bool is_readable(void *arg)
+{
+    (void)arg;
+    return world.socket > 0;
+}
+
+/* Event-loop mode, the recipe of the manual: poll, arm (empty the socket, then announce), poll, return to
+ * the loop. A full socket counts as an answer. */
+static void loop_end(void)
+{
+    for (;;) {
+        uint32_t bell;
+
+        while (world_consume())
+            ;
+        explore_kernel();
+        world.socket = 0;
+        cb_lane_client_park(world.client, &bell);
+        while (world_consume())
+            ;
+        if (world.n_ended)
+            return;
+        explore_until(is_readable, NULL);
+    }
+}
+
+/* ---- the daemon sleeps -------------------------------------------------------------------------------- */
+
+static bool is_rung(void *arg)
+{
+    (void)arg;
+    return world.daemon_bells > 0;
+}
+
+/* One sleep of the loop, with one lane. */
+static void daemon_sleep(bool paused)
+{
+    cb_lane_doze(world.lane);
+    cb_lane_doze_fence();
+    if (cb_lane_look_again(world.lane, paused) == CB_LANE_NOTHING) {
+        explore_until(is_rung, NULL);
+        world.daemon_bells = 0;
+    }
+    cb_lane_undoze(world.lane);
+}
+
+static void serve_until(uint32_t n_accepted)
+{
+    while (world.n_accepted < n_accepted) {
+        uint32_t before = world.n_accepted;
+
+        world_intake();
+        world_flush();
+        if (world.n_accepted == before)
+            daemon_sleep(false);
+    }
+}
+
+static void empty_init(void)
+{
+    world_init(&(struct world_shape){2, 16, 32, 0}, NULL); /* room for two runs */
+}
+
+static void submit_twice(void)
+{
+    world_submit(1);
+    world_submit(1);
+}
+
+static void serve_two(void)
+{
+    serve_until(2);
+}
+
+/* A request waits for the run that an ended one still holds. */
+static void run_build(void)
+{
+    active_build();
+    world_token(0, 0);
+    world_end(0);
+    world_flush();
+}
+
+static void run_init(void)
+{
+    world_init(&(struct world_shape){2, 16, 2, 0}, run_build);
+}
+
+static void submit_then_read(void)
+{
+    world_submit(2);
+    while (world_consume_one() && !world.n_ended)
+        ;
+}
+
+/* A request waits for places in the result ring. */
+static void room_build(void)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        world_submit(1);
+        world_intake();
+        world_token(i, 0);
+        world_flush();
+        world_end(i);
+        world_flush();
+    }
+    world_submit(1);
+    world_intake();
+}
+
+static void room_init(void)
+{
+    world_init(&(struct world_shape){3, 8, 40, 0}, room_build);
+}
+
+static void read_two(void)
+{
+    world_consume_one();
+    world_consume_one();
+}
+
+static void serve_three(void)
+{
+    serve_until(3);
+}
+
+/* A waiting request is cancelled: the daemon must hear of it, though nothing else moves. */
+static void waiting_build(void)
+{
+    run_build();
+    world_submit(2);
+    world_intake();
+    world_flush();
+}
+
+static void waiting_init(void)
+{
+    world_init(&(struct world_shape){2, 16, 2, 0}, waiting_build);
+}
+
+static void cancel_waiting(void)
+{
+    world_bell_daemon(cb_lane_client_cancel(world.client, 1, 1));
+}
+
+static void serve_cancelled(void)
+{
+    struct cb_lane_info info;
+
+    do {
+        world_intake();
+        world_flush();
+        cb_lane_info(world.lane, &info);
+        if (info.n_requests < 2)
+            daemon_sleep(false);
+    } while (info.n_requests < 2);
+}
+
+/* While paused no step looks at cancels, so the sleeper must. */
+static void cancel_active(void)
+{
+    world_bell_daemon(cb_lane_client_cancel(world.client, 0, 1));
+}
+
+static void paused_until_cancel(void)
+{
+    uint32_t slots[WORLD_SLOTS_MAX];
+
+    while (!cb_lane_look_cancels(world.lane, slots))
+        daemon_sleep(true);
+}
+
+#define CASE(label, first, client, daemon)                                         \
+    {                                                                              \
+        .name = label, .n_threads = 2, .init = first, .thread = { client, daemon } \
+    }
+static const struct explore_case cases[] = {
+    CASE("park/ring by futex", futex_init, wait_end, two_tokens),
+    CASE("park/ring by socket, room for one", socket_init, loop_end, two_tokens),
+    CASE("park/close", futex_init, wait_closed, close_lane),
+    CASE("park/notice", futex_init, wait_notice, notice_lane),
+    CASE("doze/ring, requests", empty_init, submit_twice, serve_two),
+    CASE("doze/ring, waiting for a run", run_init, submit_then_read, serve_two),
+    CASE("doze/ring, waiting for room", room_init, read_two, serve_three),
+    CASE("doze/ring, a waiting one cancelled", waiting_init, cancel_waiting, serve_cancelled),
+    CASE("doze/ring, paused and cancelled", futex_init, cancel_active, paused_until_cancel),
+};
+const struct explore_list cases_sleep = {cases, sizeof cases / sizeof cases[0]};

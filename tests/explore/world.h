@@ -1,0 +1,57 @@
+/* tests/explore/world.h - both ends of one small lane, for the cases: a daemon that answers request with
+ * tokens 100, 101, ..., a client that checks that each arrives once, in order.
+ *
+ * What is built before threads start is built once a case, by plain accesses; each execution restores the
+ * private records only, since under the explorer shared memory itself is never written. */
+#ifndef CB_TESTS_EXPLORE_WORLD_H
+#define CB_TESTS_EXPLORE_WORLD_H
+
+#include "shm/lane.h"
+#include "tests/explore/explorer.h"
+
+enum { WORLD_SLOTS_MAX = 3, WORLD_FIRST_TOKEN = 100 };
+
+struct world_shape {
+    uint32_t n_slots, res_capacity;
+    uint32_t pool_tokens; /* room for output */
+    uint64_t first;       /* where the cursors begin */
+};
+
+struct world {
+    struct cb_lane *lane;
+    struct cb_lane_client *client;
+    bool socket_bells;                    /* the client is woken by records, else by futex */
+    uint32_t socket;                      /* records queued towards the client */
+    uint32_t socket_room;                 /* more are refused (EAGAIN) */
+    uint32_t daemon_bells;                /* records queued towards the daemon */
+    uint32_t n_accepted;                  /* by the daemon */
+    const uint32_t *ids[WORLD_SLOTS_MAX]; /* the client's views, from ACCEPTED to the end */
+    uint32_t n_seen[WORLD_SLOTS_MAX];     /* tokens the client has read */
+    uint32_t n_ended;                     /* terminal entries the client has read */
+};
+extern struct world world;
+
+/* In init: a lane of this shape; then `build`, if not NULL, makes the state the threads start from. */
+void world_init(const struct world_shape *shape, void (*build)(void));
+
+/* In check: shared memory as the threads left it, for plain looks at it. */
+void world_adopt(void);
+
+/* The client submits a request for n_new tokens; rings if told so. Returns false if it got none in. */
+bool world_submit(uint32_t n_new);
+void world_bell_daemon(int r);
+
+/* The client takes an entry; false if there is none now. */
+bool world_consume_one(void);
+/* The client takes entries until there is none; false if it found nothing at all. */
+bool world_consume(void);
+
+/* The daemon takes in what waits. Returns how many it accepted. */
+uint32_t world_intake(void);
+/* One more token for an active slot; its end. */
+void world_token(uint32_t slot, uint32_t index);
+void world_end(uint32_t slot);
+/* Publishes, and rings if due. */
+void world_flush(void);
+
+#endif

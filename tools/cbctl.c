@@ -1,0 +1,130 @@
+/* cbctl: see, use and steer a running cbd. The table of commands; each parses its own arguments. */
+#include <argp.h>
+#include <errno.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/cbclient.h"
+#include "tools/cbctl.h"
+
+static const struct command {
+    const char *name;
+    int (*run)(const struct cbctl *ctl, int argc, char **argv);
+    const char *help;
+} commands[] = {
+    {"status", cmd_admin, "what the daemon serves, and its counters"},
+    {"run", cmd_run, "send prompts, stream the answers"},
+    {"bench", cmd_bench, "measure tokens a second and latencies"},
+    {"clients", cmd_admin, "who is connected, and what each holds"},
+    {"requests", cmd_admin, "what runs and what waits"},
+    {"settings", cmd_admin, "every setting with its value; `settings KEY VALUE` changes one"},
+    {"cancel", cmd_admin, "end a request, as `requests` names it"},
+    {"drain", cmd_admin, "finish what was accepted, take nothing new, then stop"},
+    {"stop", cmd_admin, "stop now; what runs ends with an error"},
+};
+enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
+
+void cbctl_complain(const struct cbctl *ctl, const char *format, ...)
+{
+    va_list args;
+
+    fprintf(stderr, "cbctl %s: ", ctl->command);
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fputc('\n', stderr);
+}
+
+bool cbctl_number(const struct cbctl *ctl, const char *option, const char *text, double least,
+                  double most, double *valuep)
+{
+    char *end;
+    double v;
+
+    errno = 0;
+    v = strtod(text, &end);
+    if (end == text || *end || errno || !(v >= least && v <= most)) {
+        cbctl_complain(ctl, "%s is \"%s\", which is no number from %g to %g", option, text, least,
+                       most);
+        return false;
+    }
+    *valuep = v;
+    return true;
+}
+
+static const struct argp_option options[] = {
+    {"instance", 'i', "NAME", 0, "the daemon's instance name (default: default)", 0},
+    {"json", 'j', NULL, 0, "print JSON, for programs", 0},
+    {0},
+};
+
+struct start {
+    struct cbctl ctl;
+    int first; /* index in argv of the command */
+};
+
+static error_t parse(int key, char *arg, struct argp_state *state)
+{
+    struct start *start = state->input;
+
+    switch (key) {
+    case 'i':
+        start->ctl.instance = arg;
+        return 0;
+    case 'j':
+        start->ctl.json = true;
+        return 0;
+    case ARGP_KEY_ARG:
+        start->first = state->next - 1;
+        state->next = state->argc;
+        return 0;
+    case ARGP_KEY_NO_ARGS:
+        argp_usage(state);
+        return 0;
+    default:
+        return ARGP_ERR_UNKNOWN;
+    }
+}
+
+static char *help_filter(int key, const char *text, void *input)
+{
+    char *out;
+    size_t bytes = 64;
+
+    (void)input;
+    if (key != ARGP_KEY_HELP_POST_DOC)
+        return (char *)text;
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        bytes += strlen(commands[i].help) + 16;
+    out = malloc(bytes);
+    if (!out)
+        return (char *)text;
+    strcpy(out, "Commands (each has --help):\n");
+    for (size_t i = 0; i < N_COMMANDS; i++)
+        sprintf(out + strlen(out), "  %-9s %s\n", commands[i].name, commands[i].help);
+    return out;
+}
+
+int main(int argc, char **argv)
+{
+    static const char doc[] = "See, use and steer a running cbd.\v-";
+    const struct argp argp = {options,     parse, "COMMAND [ARGUMENT...]", doc, NULL,
+                              help_filter, NULL};
+    struct start start = {0};
+
+    argp_program_version = cb_version();
+    argp_err_exit_status = CBCTL_USAGE;
+    if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &start))
+        return CBCTL_USAGE;
+    for (size_t i = 0; i < N_COMMANDS; i++) {
+        if (strcmp(argv[start.first], commands[i].name) == 0) {
+            start.ctl.command = commands[i].name;
+            return commands[i].run(&start.ctl, argc - start.first, argv + start.first);
+        }
+    }
+    fprintf(stderr, "cbctl: no command \"%s\"; `cbctl --help` lists them\n", argv[start.first]);
+    return CBCTL_USAGE;
+}

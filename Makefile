@@ -69,7 +69,7 @@ ALL_LIBS    := $(TOOLS_LIB) $(DAEMON_LIB) $(KERNELS_LIB) $(CLIENT_LIB) $(SHM_LIB
 
 # tests/<folder>/test_*.c make one program a folder; tests/programs/*.c and examples one each.
 # The explorer: shm's own code compiled against the memory model instead of <stdatomic.h>.
-EXPLORE_SRC  := $(wildcard tests/explore/*.c) $(wildcard shm/ring.c shm/lane.c)
+EXPLORE_SRC  := $(wildcard tests/explore/*.c) $(addprefix shm/,arena.c geometry.c lane.c lane_client.c lane_deliver.c ring.c)
 TEST_FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.c))))
 TEST_PROGS   := $(addprefix $(BUILD)/tests/test_,$(TEST_FOLDERS))
 UNIT_PROGS   := $(filter-out %/test_system,$(TEST_PROGS))
@@ -164,7 +164,7 @@ $(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 $(OBJ)/model/%.o: %.c Makefile
 	$(call say,CC,$< [model])
-	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN),$(BASE_CFLAGS)) -DCB_MODEL $(CFLAGS) -c $< -o $@
+	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN),$(BASE_CFLAGS)) -O3 -march=x86-64-v2 -DCB_MODEL $(CFLAGS) -c $< -o $@
 $(BUILD)/tests/explore: $(patsubst %.c,$(OBJ)/model/%.o,$(EXPLORE_SRC))
 	$(call say,LD,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^

@@ -278,7 +278,8 @@ static int prompt_tokenize(const struct run *run, struct prompt *p)
     int r;
 
     if (run->chat) {
-        struct cb_chat_message messages[2] = {{"system", run->system}, {"user", text}};
+        struct cb_chat_message messages[2] = {{.role = "system", .content = run->system},
+                                              {.role = "user", .content = text}};
         const struct cb_chat_message *first = run->system ? messages : messages + 1;
         size_t n = run->system ? 2 : 1;
 

@@ -88,7 +88,7 @@ int talk(const char *instance, const char *command, const char *argument, json_t
     memcpy(record.argument, argument, strlen(argument));
     cb_options_init(&options);
     options.instance = instance;
-    sock = cb_socket_find(&options);
+    sock = cb_connect_find(&options);
     if (sock < 0)
         return sock;
     r = send(sock, &record, sizeof record, MSG_NOSIGNAL) == sizeof record

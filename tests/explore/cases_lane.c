@@ -117,6 +117,70 @@ static void reuse_daemon(void)
     }
 }
 
+/* The same while a request ahead waits for that very run, and the slot itself is submitted into again
+ * before the daemon has seen it freed. */
+static void ahead_client(void)
+{
+    world_submit(2); /* slot 1: waits for the run of slot 0 */
+    while (world_consume_one() && !world.n_ended)
+        ;
+    world_submit(2); /* slot 0 again */
+}
+
+/* ---- the slot table, read without any entry: the safety net, and what is left of a dead daemon ---- */
+
+static void scan_build(void)
+{
+    world_submit(2);
+}
+
+static void scan_init(void)
+{
+    world_init(&(struct world_shape){2, 16, 4, 0}, scan_build);
+}
+
+static void record_daemon(void)
+{
+    world_intake();
+    world_token(0, 0);
+}
+
+static void end_build(void)
+{
+    world_submit(2);
+    world_intake();
+}
+
+static void end_init(void)
+{
+    world_init(&(struct world_shape){2, 16, 4, 0}, end_build);
+}
+
+static void end_daemon(void)
+{
+    world_token(0, 0);
+    world_end(0);
+}
+
+static void scan_client(void)
+{
+    struct cb_slot_view view;
+    uint32_t id;
+
+    cb_lane_client_slot(world.client, 0, &view);
+    if (!view.gen)
+        return;
+    explore_claim(view.gen == 1 && view.ids && view.out_cap == 2 && view.n_prompt == 1,
+                  "a record was read before it was whole");
+    explore_claim(view.state != CB_SLOT_FINISHED ||
+                      (view.emitted == 1 && view.finish == CB_FINISH_LENGTH),
+                  "an end was read before it was whole");
+    if (!view.emitted)
+        return;
+    cb_copy_in(&id, view.ids, sizeof id);
+    explore_claim(id == WORLD_FIRST_TOKEN, "a token was not the one written");
+}
+
 /* ---- cancels: a late one of an old generation must not undo a newer one ----------------------------- */
 
 static void cancel_build(void)
@@ -207,6 +271,18 @@ static const struct explore_case cases[] = {
      .n_threads = 2,
      .init = reuse_init,
      .thread = {reuse_client, reuse_daemon}},
+    {.name = "free against reuse, one ahead waits",
+     .n_threads = 2,
+     .init = reuse_init,
+     .thread = {ahead_client, reuse_daemon}},
+    {.name = "slot table without entries, a record",
+     .n_threads = 2,
+     .init = scan_init,
+     .thread = {scan_client, record_daemon}},
+    {.name = "slot table without entries, an end",
+     .n_threads = 2,
+     .init = end_init,
+     .thread = {scan_client, end_daemon}},
     {.name = "two cancels against reuse",
      .n_threads = 2,
      .init = cancel_init,

@@ -34,6 +34,15 @@ static void two_tokens(void)
     world_flush();
 }
 
+/* Two tokens and no end: nothing later makes up for a wake that was lost. */
+static void two_merged(void)
+{
+    world_token(0, 0);
+    world_flush();
+    world_token(0, 1);
+    world_flush();
+}
+
 static void close_lane(void)
 {
     cb_lane_close(world.lane, CB_CLOSED_STOPPED);
@@ -47,39 +56,41 @@ static void notice_lane(void)
 }
 
 /* Latency mode: sleeps on the bell word. */
+static void client_sleep(void)
+{
+    uint32_t bell;
+
+    if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
+        explore_futex_wait(cb_lane_client_bell_word(world.client), bell);
+    cb_lane_client_unpark(world.client);
+}
+
 static void wait_end(void)
 {
     while (!world.n_ended) {
-        uint32_t bell;
+        if (!world_consume())
+            client_sleep();
+    }
+}
 
-        if (world_consume())
-            continue;
-        if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
-            explore_futex_wait(cb_lane_client_bell_word(world.client), bell);
-        cb_lane_client_unpark(world.client);
+static void wait_two(void)
+{
+    while (world.n_seen[0] < 2) {
+        if (!world_consume())
+            client_sleep();
     }
 }
 
 static void wait_closed(void)
 {
-    while (cb_lane_client_closed(world.client) == CB_CLOSED_NO) {
-        uint32_t bell;
-
-        if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
-            explore_futex_wait(cb_lane_client_bell_word(world.client), bell);
-        cb_lane_client_unpark(world.client);
-    }
+    while (cb_lane_client_closed(world.client) == CB_CLOSED_NO)
+        client_sleep();
 }
 
 static void wait_notice(void)
 {
-    while (!cb_lane_client_notice(world.client)) {
-        uint32_t bell;
-
-        if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
-            explore_futex_wait(cb_lane_client_bell_word(world.client), bell);
-        cb_lane_client_unpark(world.client);
-    }
+    while (!cb_lane_client_notice(world.client))
+        client_sleep();
 }
 
 static bool is_readable(void *arg)
@@ -261,6 +272,7 @@ static void paused_until_cancel(void)
 static const struct explore_case cases[] = {
     CASE("park/ring by futex", futex_init, wait_end, two_tokens),
     CASE("park/ring by socket, room for one", socket_init, loop_end, two_tokens),
+    CASE("park/ring, merged tokens", futex_init, wait_two, two_merged),
     CASE("park/close", futex_init, wait_closed, close_lane),
     CASE("park/notice", futex_init, wait_notice, notice_lane),
     CASE("doze/ring, requests", empty_init, submit_twice, serve_two),

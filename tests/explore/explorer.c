@@ -449,6 +449,17 @@ static void append(struct thread *th, unsigned loc, uint64_t v, enum explore_ord
     th->reads = mix(th->reads, 2);
 }
 
+/* Copies carry data: whatever order its words have, two threads must not touch them at once, one of them
+ * writing. This also finds a missing release after reads, which a machine without load buffering can't
+ * show as a wrong value. */
+static void data_check(const uint16_t *before, const char *what)
+{
+    for (unsigned t = 0; t < x.c->n_threads; t++) {
+        if (before[t] > x.thread[x.running].now.clock[t] && t != x.running)
+            fail(what);
+    }
+}
+
 uint64_t explore_load(const void *p, unsigned bytes, enum explore_order order, const char *file,
                       int line)
 {
@@ -496,7 +507,9 @@ void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order
         if (weakened(file, line))
             order = CB_RELAXED;
     }
+    data_check(l->data_read, "data race: overwritten while another reads");
     append(th, loc, v, order, NULL);
+    l->data_written[x.running] = th->now.clock[x.running];
     trace("store", p, v, file, line);
 }
 
@@ -557,17 +570,6 @@ void explore_fence(const char *file, int line)
     th->released = th->now;
     memset(&th->acquired, 0, sizeof th->acquired);
     trace("fence", NULL, 0, file, line);
-}
-
-/* Copies carry data: whatever order its words have, two threads must not touch them at once, one of them
- * writing. This also finds a missing release after reads, which a machine without load buffering can't
- * show as a wrong value. */
-static void data_check(const uint16_t *before, const char *what)
-{
-    for (unsigned t = 0; t < x.c->n_threads; t++) {
-        if (before[t] > x.thread[x.running].now.clock[t] && t != x.running)
-            fail(what);
-    }
 }
 
 void explore_copy_in(void *dst, const void *src, size_t bytes, const char *file, int line)

@@ -266,10 +266,7 @@ enum cb_status cb_message_parse_options(const void *block, size_t bytes, uint32_
         if (head.reserved || seen[head.type / 8] & 1u << head.type % 8)
             return bad(detail, CB_BAD_OPTION, head.type, 0);
         seen[head.type / 8] |= (uint8_t)(1u << head.type % 8);
-        /* The value first, then its padding: pad() of a huge length would wrap on small machines.
-         */
-        if (head.bytes > left || pad(head.bytes, 8) > left ||
-            !is_zero(at + head.bytes, pad(head.bytes, 8) - head.bytes))
+        if (pad(head.bytes, 8) > left || !is_zero(at + head.bytes, pad(head.bytes, 8) - head.bytes))
             return bad(detail, CB_BAD_OPTION, head.type, 0);
         status = parse_option(head.type, at, head.bytes, n_vocab, parsed, detail);
         if (status != CB_OK)

@@ -359,6 +359,20 @@ Test(lane, cancel_order_is_serial_over_24_bits)
     pair_fini(&p);
 }
 
+/* A word left from 2^24 uses ago. */
+Test(lane, an_old_cancel_does_not_hit_the_same_generation_a_lap_later)
+{
+    struct pair p;
+    struct cb_request_entry entry;
+
+    pair_init(&p, 1, 0);
+    cb_lane_client_cancel(p.client, 0, 1);
+    cr_assert_eq(pair_submit(&p, 1, 0, &entry), 0);
+    cr_assert_eq(entry.gen, 1);
+    cr_assert_eq(pair_intake(&p, &entry), CB_LANE_ENTRY);
+    pair_fini(&p);
+}
+
 Test(lane, generations_skip_0)
 {
     cr_assert_eq(cb_generation_next(0), 1);

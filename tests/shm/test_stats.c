@@ -57,6 +57,12 @@ Test(stats, what_is_no_page_is_refused)
     page.counters_off = UINT32_MAX - 7;
     cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
     make();
+    page.n_counters = 1;
+    page.counters_off += 4;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    page.counters_off = 8;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    make();
     page.n_counters++;
     cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
     make();

@@ -20,28 +20,30 @@ struct vocab_image; /* daemon/model/vocabulary.h: the bytes that become VOCAB */
 #define MODEL_MESSAGE_MAX 512
 
 struct model_config {
-    const char *path;         /* a GGUF file, or "null"                                            */
-    const char *backend;      /* "cpu" or "reference"; the null model ignores it                   */
+    const char *path;    /* a GGUF file, or "null"                                            */
+    const char *backend; /* "cpu" or "reference"; the null model ignores it                   */
     struct backend_config backend_config;
-    enum dtype kv_dtype;      /* DTYPE_BF16 or DTYPE_F32                                           */
-    uint32_t page_size;       /* tokens a block                                                    */
-    uint32_t n_blocks;        /* 0: model_open chooses by max_memory_percent and section 10's rule */
-    double max_memory_percent; /* 0: default: the smaller of 0.6 of available memory and eight contexts */
-    uint32_t max_batch_tokens, max_batch_seqs; /* a step's bounds                                  */
-    uint32_t null_vocab, null_context;         /* sizes of the null model; 0: 49152, 131072        */
-    uint32_t null_step_us;                     /* the null model's step takes this long; 0: no time */
+    enum dtype kv_dtype; /* DTYPE_BF16 or DTYPE_F32                                           */
+    uint32_t page_size;  /* tokens a block                                                    */
+    uint32_t n_blocks;   /* 0: model_open chooses by max_memory_percent and section 10's rule */
+    double
+        max_memory_percent; /* 0: default: the smaller of 0.6 of available memory and eight contexts */
+    uint32_t max_batch_tokens,
+        max_batch_seqs;                /* a step's bounds                                  */
+    uint32_t null_vocab, null_context; /* sizes of the null model; 0: 49152, 131072        */
+    uint32_t null_step_us;             /* the null model's step takes this long; 0: no time */
 };
 
 struct model_info {
-    char name[64];           /* general.name of the file, or "null"     */
-    char arch[32];           /* "llama", "null"                         */
+    char name[64]; /* general.name of the file, or "null"     */
+    char arch[32]; /* "llama", "null"                         */
     uint32_t n_vocab, n_context, n_layers;
     uint32_t n_blocks, page_size;
-    size_t block_bytes;      /* one block: page_size tokens, all layers */
-    size_t weight_bytes;     /* packed                                  */
+    size_t block_bytes;  /* one block: page_size tokens, all layers */
+    size_t weight_bytes; /* packed                                  */
     uint32_t n_eos;
     uint32_t eos[MODEL_EOS_MAX];
-    uint32_t bos;            /* 0xffffffff: none                        */
+    uint32_t bos; /* 0xffffffff: none                        */
     bool add_bos;
     uint64_t fingerprint[2]; /* digest of weights, numeric contract, kv type */
     struct backend_caps caps;

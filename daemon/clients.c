@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -13,6 +14,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/engine.h"
+#include "daemon/guard.h"
 #include "shm/doorbell.h"
 
 #define SPARE_CONNECTIONS 64 /* for handshakes and administrators beside all lanes */
@@ -159,6 +161,7 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
     cl->sock.rung = sock_rung;
     cl->pid.fd = lease->pidfd;
     cl->pid.ready = pid_ready;
+    cl->guard = -1;
     int r = loop_watch(c->config.loop, &cl->sock, LOOP_READ);
     if (r == 0 && cl->pid.fd >= 0)
         r = loop_watch(c->config.loop, &cl->pid, LOOP_READ);
@@ -207,6 +210,8 @@ void clients_is_admin(struct clients *c, struct client *cl)
 static void lane_unmap(struct client *cl)
 {
     cl->lane = NULL;
+    guard_remove(cl->guard);
+    cl->guard = -1;
     cb_segment_unmap(&cl->up);
     cb_segment_unmap(&cl->down);
 }
@@ -273,6 +278,14 @@ int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hell
         r = cb_segment_make_down(&cl->down, &fds[1], g->down_bytes, &why);
     if (r == 0)
         r = cb_segment_private(&cl->record, record_bytes, &why);
+    if (r == 0) {
+        cl->guard = guard_add(cl->up.base, cl->up.bytes);
+        if (cl->guard < 0) {
+            r = cl->guard;
+            snprintf(why.text, sizeof why.text, "no more than %d segments can be guarded",
+                     GUARD_RANGES_MAX);
+        }
+    }
     if (r) {
         log_client(c->config.log, "no lane for uid %u: %s", (unsigned)cl->lease.uid, why.text);
         lane_unmap(cl);
@@ -395,7 +408,7 @@ void clients_flush(struct clients *c, struct client *cl)
     if (!cl->lane)
         return;
     int r = cb_lane_flush(cl->lane);
-    if (r < 0)
+    if (r < 0 || guard_is_broken(cl->guard))
         clients_close(c, cl, CB_CLOSED_BROKEN);
     else if (r & CB_LANE_RING)
         lane_ring(c, cl);

@@ -80,6 +80,7 @@ struct client {
     struct cb_geometry geometry;
     uint32_t wake; /* enum cb_wake */
     uint32_t n_running;
+    int guard;       /* of up (daemon/guard.h) */
     uint64_t bytes;  /* charged */
     bool waits;      /* cb_lane_wait was called: for credit outside the lane */
     bool is_ringing; /* a socket bell is on its way */

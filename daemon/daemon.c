@@ -21,6 +21,7 @@
 #include "shm/doorbell.h"
 
 #define POPULATE_BYTES         (4u << 20)
+#define DEVICE_POLL_NS         20000u /* between two looks at a step that runs on a device */
 #define MS                     1000000ull
 #define DEFAULT_BATCH_TOKENS   512u
 #define DEFAULT_BATCH_REQUESTS 1024u
@@ -353,6 +354,8 @@ void daemon_turn(struct daemon *d)
         uint64_t in_model_ns = d->seen.model_ns - model_ns;
         d->step_us += ((double)turn_ns / 1000 - d->step_us) / 16;
         d->idle_since_ns = 0;
+        if (r == ENGINE_RUNNING && strcmp(d->config.settings->wait_mode, "spin") != 0)
+            (void)loop_sleep(d->config.loop, DEVICE_POLL_NS);
         cb_stats_add(d->config.stats, CB_STAT_own_ns,
                      turn_ns > in_model_ns ? turn_ns - in_model_ns : 0);
         return;

@@ -5,6 +5,7 @@
 #include <assert.h>
 
 #include "daemon/base/clock.h"
+#include "daemon/guard.h"
 
 void deliver_init(struct deliver *d, struct clients *clients, struct cb_stats_page *stats,
                   const struct clock *clock)
@@ -101,7 +102,7 @@ void deliver_flush(struct deliver *d)
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);
-            if (cb_lane_dirty(cl->lane))
+            if (cb_lane_dirty(cl->lane) || guard_is_broken(cl->guard))
                 clients_flush(d->clients, cl);
         }
     }

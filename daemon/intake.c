@@ -13,7 +13,7 @@
 #include "shm/message.h"
 
 #define PASS_UNITS 1024 /* at most about this much work between two steps */
-#define QUANTUM    64
+#define QUANTUM    8
 #define IDS_A_UNIT 64
 
 struct intake {
@@ -219,14 +219,14 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
 /* ---- whose turn ---------------------------------------------------------------------------------
  */
 
-/* One round of one uid: its lanes in turn, an entry each. Returns the units used; *emptyp: none of
- * its lanes had anything to take. */
-static int64_t serve_uid(struct intake *i, struct quota *q, bool *emptyp)
+/* One round of one uid: its lanes in turn, an entry each. Returns the units used; *donep: no lane of it
+ * has anything that can be taken. A uid in debt from an earlier round is not done. */
+static int64_t serve_uid(struct intake *i, struct quota *q, bool *donep)
 {
     int64_t used = 0;
-    bool took;
+    bool took = true;
     q->deficit += QUANTUM;
-    do {
+    while (took && q->deficit > 0) {
         struct list *l, *after;
         took = false;
         list_for_each (l, after, &q->live) {
@@ -243,9 +243,9 @@ static int64_t serve_uid(struct intake *i, struct quota *q, bool *emptyp)
             list_remove(first);
             list_append(&q->live, first);
         }
-    } while (took && q->deficit > 0);
-    *emptyp = !took;
-    if (*emptyp && q->deficit > 0)
+    }
+    *donep = !took;
+    if (*donep && q->deficit > 0)
         q->deficit = 0;
     return used;
 }
@@ -275,6 +275,7 @@ bool intake_drain(struct intake *i)
     struct clients *c = i->config.clients;
     struct engine_stats stats;
     int64_t left = PASS_UNITS;
+    struct list *last = NULL;
     bool more;
     engine_stats(i->config.engine, &stats);
     i->n_waiting = stats.n_waiting;
@@ -284,17 +285,23 @@ bool intake_drain(struct intake *i)
         more = false;
         list_for_each (l, after, &c->used_quotas) {
             struct quota *q = list_entry(l, struct quota, link);
-            bool empty = true;
-            if (left <= 0) {
-                /* The next pass begins with this one: turn the list so far. */
-                list_remove(&c->used_quotas);
-                list_prepend(l->prev, &c->used_quotas);
-                return true;
-            }
-            if (!list_is_empty(&q->live))
-                left -= serve_uid(i, q, &empty);
-            more |= !empty;
+            bool done = true;
+            if (list_is_empty(&q->live))
+                continue;
+            int64_t used = serve_uid(i, q, &done);
+            left -= used;
+            more |= !done;
+            if (used > 0)
+                last = after->prev == l ? l : NULL; /* NULL: it went with its last lane */
+            if (left <= 0)
+                break;
         }
-    } while (more);
-    return false;
+    } while (more && left > 0);
+    /* Whoever took something last comes last next time: when credit returns to a full house, it goes
+     * round. */
+    if (last) {
+        list_remove(&c->used_quotas);
+        list_prepend(last, &c->used_quotas);
+    }
+    return more || left <= 0;
 }

@@ -14,6 +14,7 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
+#include "daemon/guard.h"
 #include "daemon/model/model.h"
 #include "daemon/model/vocabulary.h"
 #include "daemon/place.h"
@@ -94,8 +95,6 @@ static int open_model(struct program *p)
     char message[MODEL_MESSAGE_MAX] = "";
     bool wants_f32 = strcmp(set->kv_dtype, "f32") == 0 ||
                      (strcmp(set->kv_dtype, "auto") == 0 && strcmp(set->backend, "reference") == 0);
-    if (!set->model[0])
-        return fatal(p, "no model is set; give --model FILE, or --model null");
     const struct model_config config = {
         .path = set->model,
         .backend = set->backend,
@@ -129,6 +128,8 @@ static int open_segments(struct program *p)
     if (cb_status_segment_make(&p->status, p->settings.instance, sizeof(struct cb_stats_page), mode,
                                p->socket_group, &why))
         return fatal(p, why.text);
+    if (guard_install() < 0 || guard_add(p->status.map.base, p->status.map.bytes) < 0)
+        return fatal(p, "can't guard the STATUS page");
     return 0;
 }
 
@@ -175,6 +176,8 @@ static int start(struct program *p)
     int r = open_signals(p);
     if (r)
         return fatal(p, "can't take signals as a descriptor");
+    if (!set->model[0])
+        return fatal(p, "no model is set; give --model FILE, or --model null");
     raise_descriptors();
     if (place_group(set->socket_group, "socket_group", &p->socket_group, message) ||
         place_group(set->admin_group, "admin_group", &p->admin_group, message) ||

@@ -7,7 +7,6 @@
  * socket. */
 #include "daemon/control.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -17,7 +16,6 @@
 
 #include "daemon/admin.h"
 #include "daemon/base/buf.h"
-#include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "shm/doorbell.h"
 

@@ -22,7 +22,6 @@ struct control_config {
     struct daemon *daemon;
     struct clients *clients;
     struct loop *loop;
-    const struct clock *clock;
     struct log *log;
     struct cb_stats_page *stats;
     uint32_t spin_us;        /* what clients are advised */

@@ -146,7 +146,6 @@ static int make_parts(struct daemon *d)
         .daemon = d,
         .clients = d->clients,
         .loop = d->config.loop,
-        .clock = d->config.clock,
         .log = d->config.log,
         .stats = d->config.stats,
         .spin_us = (uint32_t)set->spin_us,

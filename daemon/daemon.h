@@ -76,7 +76,7 @@ void daemon_turn(struct daemon *d);
 void daemon_drain(struct daemon *d, const char *why);
 void daemon_stop(struct daemon *d);
 
-/* Whether commands may change what: settings (LIVE rows) were changed. */
+/* LIVE rows of the settings were changed: what depends on them follows. */
 void daemon_settings_changed(struct daemon *d);
 
 /* 0, or -EUCLEAN and *whyp a sentence: engine, clients, lanes, and that they agree. For tests. */

@@ -1,8 +1,8 @@
 /* daemon/loop.h - how the daemon waits: descriptors, timers, and the socket bells of a step.
  *
  * Three bodies behind one header: io_uring, epoll (for containers that refuse io_uring), and
- * simulation (loop_sim.h). Nothing
- * wakes by itself: with no descriptor ready and no timer due a sleep lasts.
+ * simulation (loop_sim.h). Nothing wakes by itself: with no descriptor ready and no timer due a sleep
+ * lasts.
  *
  * Watches and timers are structs of their owners, linked in while they are active. A watch is level
  * triggered: its `ready` is called at each serve for as long as the descriptor stays ready, so a

@@ -468,11 +468,11 @@ int settings_file(struct settings *set, const char *path, const struct settings_
  */
 
 /* Others' variables may begin with CBD_ as well, so unknown ones are not our business. */
-static int load_environment(struct settings *set, char *const *environ,
+static int load_environment(struct settings *set, char *const *env,
                             const struct settings_warn *warn, char *message)
 {
     char why[SETTINGS_MESSAGE_MAX];
-    for (char *const *e = environ; e && *e; e++) {
+    for (char *const *e = env; e && *e; e++) {
         char name[NAME_MAX_BYTES + 1];
         size_t n = strcspn(*e, "=");
         if (strncmp(*e, "CBD_", 4) != 0 || n - 4 > NAME_MAX_BYTES || (*e)[n] != '=')
@@ -511,13 +511,13 @@ static int next_option(int argc, char *const *argv, int *i, char name[NAME_MAX_B
     return 0;
 }
 
-int settings_load(struct settings *set, int argc, char *const *argv, char *const *environ,
+int settings_load(struct settings *set, int argc, char *const *argv, char *const *env,
                   const struct settings_warn *warn, char *message)
 {
     char name[NAME_MAX_BYTES + 1];
     const char *value, *config = NULL;
     settings_init(set);
-    for (char *const *e = environ; e && *e; e++)
+    for (char *const *e = env; e && *e; e++)
         if (strncmp(*e, "CBD_CONFIG=", 11) == 0 && (*e)[11])
             config = *e + 11;
     for (int i = 1; i < argc; i++) {
@@ -533,7 +533,7 @@ int settings_load(struct settings *set, int argc, char *const *argv, char *const
     }
     int r = config ? settings_file(set, config, warn, message) : 0;
     if (r == 0)
-        r = load_environment(set, environ, warn, message);
+        r = load_environment(set, env, warn, message);
     for (int i = 1; i < argc && r == 0; i++) {
         r = next_option(argc, argv, &i, name, &value, message);
         if (r == 0 && strcmp(name, "config") != 0)

@@ -99,7 +99,7 @@ enum { SETTINGS_HELP = 1, SETTINGS_VERSION = 2 };
 
 /* All sources in their order, then settings_check. 0, SETTINGS_HELP or SETTINGS_VERSION (that was
  * asked for; the rest was not looked at), or a negative errno with message. */
-int settings_load(struct settings *set, int argc, char *const *argv, char *const *environ,
+int settings_load(struct settings *set, int argc, char *const *argv, char *const *env,
                   const struct settings_warn *warn, char *message);
 
 /* What no row can say alone. 0 or -EINVAL with message. */

@@ -26,7 +26,7 @@ static int set(struct settings *s, const char *name, const char *value)
     return settings_set(s, name, value, SETTINGS_COMMAND_LINE, &warner, message);
 }
 
-static int load(struct settings *s, char *const *environ, int argc, ...)
+static int load(struct settings *s, char *const *env, int argc, ...)
 {
     char *argv[16] = {"cbd"};
     va_list args;
@@ -34,7 +34,7 @@ static int load(struct settings *s, char *const *environ, int argc, ...)
     for (int i = 1; i <= argc; i++)
         argv[i] = va_arg(args, char *);
     va_end(args);
-    return settings_load(s, argc + 1, argv, environ, &warner, message);
+    return settings_load(s, argc + 1, argv, env, &warner, message);
 }
 
 static int text(struct settings *s, const char *lines)

@@ -565,28 +565,40 @@ Test(waiting, a_leader_that_leaves_passes_it_on, .timeout = 10)
     stop(p);
 }
 
-static void *dispatch_spin(void *arg)
+static void *wait_released(void *arg)
 {
-    struct storm *s = arg;
-    while (!atomic_load(&s->over))
-        cb_dispatch(s->h, 0);
-    return NULL;
+    struct waiter *w = arg;
+    struct cb_event e;
+    return (void *)(intptr_t)cb_wait(w->h, w->id, &e, HANG_MS);
 }
 
-/* Each time another thread takes a sleeping leader's entry, the leader sleeps out its slice. */
-Test(waiting, nobody_takes_a_sleeping_leaders_entries, .timeout = 10)
+/* Whoever follows is woken for its own event, and when its request is released, though the leader
+ * goes on waiting. */
+Test(waiting, followers_are_woken_for_their_own)
 {
-    struct pair p = start(&(struct fake_config){.step_us = 300}, 0, CB_WAIT_ECO);
-    struct storm s = {.h = p.h};
-    pthread_t t;
-    pthread_create(&t, NULL, dispatch_spin, &s);
-    for (uint32_t i = 0; i < 500; i++) {
-        uint64_t id = submit(p.h, i % FAKE_VOCAB, 1, CB_FINAL_ONLY);
-        take_all(p.h, id, i % FAKE_VOCAB);
-        cb_release(p.h, id);
-    }
-    atomic_store(&s.over, true);
-    pthread_join(t, NULL);
+    struct pair p = start(&(struct fake_config){0}, 0, CB_WAIT_ECO);
+    struct waiter leader = {p.h, 0, 1}, follower = {p.h, 0, 2}, released = {p.h, 0, 3};
+    struct cb_info info;
+    pthread_t t[3];
+    void *r;
+    fake_hold(p.f, true);
+    leader.id = submit(p.h, 1, 50, CB_FINAL_ONLY);
+    follower.id = submit(p.h, 2, 1, 0);
+    released.id = submit(p.h, 3, 50, CB_FINAL_ONLY);
+    pthread_create(&t[0], NULL, take_all_thread, &leader);
+    usleep(20000);
+    pthread_create(&t[1], NULL, take_all_thread, &follower);
+    pthread_create(&t[2], NULL, wait_released, &released);
+    usleep(20000);
+    fake_step(p.f, 2);
+    pthread_join(t[1], NULL);
+    cb_release(p.h, released.id);
+    pthread_join(t[2], &r);
+    cr_assert_eq((int)(intptr_t)r, CB_NOT_FOUND);
+    cb_info(p.h, &info);
+    cr_assert_eq(info.wake_missed, 0);
+    fake_hold(p.f, false);
+    pthread_join(t[0], NULL);
     stop(p);
 }
 
@@ -654,13 +666,6 @@ static void *release_later(void *arg)
     usleep(30000);
     cb_release(w->h, w->id);
     return NULL;
-}
-
-static void *wait_released(void *arg)
-{
-    struct waiter *w = arg;
-    struct cb_event e;
-    return (void *)(intptr_t)cb_wait(w->h, w->id, &e, HANG_MS);
 }
 
 Test(cancelling, releasing_wakes_who_waits_for_it)
@@ -1004,6 +1009,25 @@ Test(event_loop, a_thread_that_waits_does_not_take_the_loops_wake)
         cb_dispatch(p.h, 0);
         usleep(1000);
     }
+    stop(p);
+}
+
+Test(event_loop, its_end_is_told_to_threads_that_follow)
+{
+    struct pair p = start(&(struct fake_config){0}, CB_KIND_EVENT_LOOP, 0);
+    struct waiter w = {.h = p.h};
+    struct cb_info info;
+    pthread_t t;
+    void *r;
+    cr_assert_eq(cb_arm(p.h), 0);
+    pthread_create(&t, NULL, wait_released, &w); /* for any: there is none */
+    usleep(20000);
+    fake_kill(p.f);
+    cr_assert_eq(cb_arm(p.h), CB_LOST);
+    pthread_join(t, &r);
+    cr_assert_eq((int)(intptr_t)r, CB_LOST);
+    cb_info(p.h, &info);
+    cr_assert_eq(info.wake_missed, 0);
     stop(p);
 }
 

@@ -230,6 +230,9 @@ Test(connect, a_socket_of_another_uid_is_passed_over)
             _exit(4);
         if (cb_open(&h, &o) != CB_DENIED)
             _exit(5);
+        if (seteuid(0))
+            _exit(3);
+        fake_stop(f);
         _exit(0);
     }
     waitpid(child, &status, 0);

@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/client/fake.h"
@@ -194,50 +193,44 @@ Test(connect, no_number_of_welcome_is_believed)
     }
 }
 
+/* As whom this process opens; back to root afterwards, for the fake's files. */
+static int open_as(uid_t uid, const struct cb_options *o)
+{
+    struct cb_handle *h;
+    int r;
+    cr_assert_eq(seteuid(uid), 0);
+    r = cb_open(&h, o);
+    cb_close(h);
+    cr_assert_eq(seteuid(0), 0);
+    return r;
+}
+
 Test(connect, a_socket_of_another_uid_is_passed_over)
 {
+    enum { THEIRS = 12345, MINE = 54321 };
+    const uint32_t uid = THEIRS;
     struct cb_options o;
-    struct cb_handle *h;
     struct fake *f;
-    uint32_t uid = 12345;
-    pid_t child;
-    int status;
+    char path[128];
     if (geteuid() != 0)
         cr_skip_test("needs root to become two users");
-    child = fork();
-    if (!child) { /* a daemon of uid 12345, met by 54321 */
-        if (setegid(12345) || seteuid(12345))
-            _exit(9);
-        f = fake_start(&(struct fake_config){0});
-        chmod(fake_dir(f), 0755);
-        char path[128];
-        snprintf(path, sizeof(path), "%s/default", fake_dir(f));
-        chmod(path, 0755);
-        snprintf(path, sizeof(path), "%s/default/sock", fake_dir(f));
-        chmod(path, 0777);
-        if (seteuid(0) || seteuid(54321))
-            _exit(8);
-        cb_options_init(&o);
-        o.run_dir = fake_dir(f);
-        if (cb_open(&h, &o) != CB_UNTRUSTED)
-            _exit(7);
-        o.trusted_uids = &uid;
-        o.n_trusted_uids = 1;
-        if (cb_open(&h, &o))
-            _exit(6);
-        cb_close(h);
-        if (seteuid(0) || chmod(path, 0700) || seteuid(54321))
-            _exit(4);
-        if (cb_open(&h, &o) != CB_DENIED)
-            _exit(5);
-        if (seteuid(0))
-            _exit(3);
-        fake_stop(f);
-        _exit(0);
-    }
-    waitpid(child, &status, 0);
-    cr_assert(WIFEXITED(status));
-    cr_assert_eq(WEXITSTATUS(status), 0, "step %d", WEXITSTATUS(status));
+    cr_assert_eq(seteuid(THEIRS), 0); /* whose listen() it is counts */
+    f = fake_start(&(struct fake_config){0});
+    cr_assert_eq(seteuid(0), 0);
+    cb_options_init(&o);
+    o.run_dir = fake_dir(f);
+    snprintf(path, sizeof(path), "%s/default", fake_dir(f));
+    cr_assert(!chmod(fake_dir(f), 0755) && !chmod(path, 0755));
+    snprintf(path, sizeof(path), "%s/default/sock", fake_dir(f));
+    cr_assert_eq(chmod(path, 0777), 0);
+    cr_assert_eq(open_as(MINE, &o), CB_UNTRUSTED);
+    cr_assert_eq(open_as(THEIRS, &o), 0);
+    o.trusted_uids = &uid;
+    o.n_trusted_uids = 1;
+    cr_assert_eq(open_as(MINE, &o), 0, "%s", cb_message());
+    cr_assert_eq(chmod(path, 0700), 0);
+    cr_assert_eq(open_as(MINE, &o), CB_DENIED);
+    fake_stop(f);
 }
 
 Test(connect, bad_options)

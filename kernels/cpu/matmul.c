@@ -175,7 +175,7 @@ INLINE void quarter_quantised(float *out, size_t out_stride, const uint8_t *pane
             __m256 f;
 
             if (t == DTYPE_Q4_0) {
-                int32_t start = load_i32(facts + 8 * tile_tokens + 4 * i) * 8;
+                int32_t start = load_i32(facts + 8 * tile_tokens + 4 * i) * (1 << offset_shift(t));
 
                 s[i] = _mm256_add_epi32(s[i], _mm256_set1_epi32(start));
             }

@@ -185,7 +185,7 @@ int cpu_weight_new(struct backend *b, struct weight **weightp, const struct weig
         w->bytes += part_panels * panel_bytes(spec->parts[i].dtype, w->n_cols);
         n_panels += part_panels;
     }
-    /* The prefetches of the last panel run past it; the slack keeps vector loads of a tail inside. */
+    /* Prefetches run past the last panel, which is harmless; the slack is for the last vector load. */
     w->bytes += 64;
     w->data = memory_new(w->bytes);
     if (!w->data) {

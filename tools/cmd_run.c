@@ -1,5 +1,5 @@
-/* cbctl run: prompts in, streams out. One prompt streams to the terminal as it comes; of several, whole
- * lines come with the prompt's number in front, and with --json a line a prompt, in the prompts' order.
+/* cbctl run: prompts in, streams out. One prompt streams to the terminal as it comes; of several, each answer
+ * comes when it ends, with the prompt's number in front; with --json a line a prompt, in their order.
  *
  * All prompts are sent as fast as the handle has slots; an ended one gives its slot to the next. */
 #include <argp.h>
@@ -14,32 +14,23 @@
 
 #include "client/cbclient.h"
 #include "tools/cbctl.h"
+#include "tools/prompts.h"
 
-enum { STOPS_MAX = 16, STOP_IDS_MAX = 64, WAIT_SLICE_MS = 100 };
+enum { WAIT_SLICE_MS = 100 };
 
-struct prompt {
-    char *text;    /* owned; NULL: ids */
-    uint32_t *ids; /* owned: given, or the text's */
-    size_t n_ids;
-    struct cb_request request; /* its options; the prompt is filled in when it is sent */
-    struct cb_string stops[STOPS_MAX];
-    uint32_t stop_ids[STOP_IDS_MAX];
-    json_t *line; /* keeps alive what the options point to; NULL: the command line does */
-    uint64_t id;  /* 0: not sent, or over */
-    int status;   /* why it was never accepted */
-    bool over, printed;
-    bool fresh_line; /* of several: at the start of a line */
+/* Where a prompt stands. */
+struct sent {
+    uint64_t id; /* 0: not sent, or over */
+    bool over;
     json_t *result;
 };
 
 struct run {
     const struct cbctl *ctl;
     struct cb_handle *h;
-    struct prompt *prompts;
-    size_t n_prompts, n_sent, n_over, n_printed;
-    struct cb_request defaults;
-    struct cb_string stops[STOPS_MAX];
-    uint32_t stop_ids[STOP_IDS_MAX];
+    struct prompts prompts;
+    struct sent *sent; /* [prompts.n] */
+    size_t n_sent, n_over, n_printed;
     bool ids, chat, bad;
     const char *system;
 };
@@ -50,220 +41,6 @@ static void on_interrupt(int signal)
 {
     (void)signal;
     interrupted++;
-}
-
-/* ---- prompts in ------------------------------------------------------------------------------------- */
-
-static struct prompt *prompt_add(struct run *run)
-{
-    struct prompt *p;
-
-    if ((run->n_prompts & (run->n_prompts - 1)) == 0) {
-        size_t room = run->n_prompts ? run->n_prompts * 2 : 1;
-
-        p = realloc(run->prompts, room * sizeof *p);
-        if (!p)
-            return NULL;
-        run->prompts = p;
-    }
-    p = &run->prompts[run->n_prompts++];
-    memset(p, 0, sizeof *p);
-    p->fresh_line = true;
-    return p;
-}
-
-static bool ids_parse(const struct run *run, const char *text, uint32_t **idsp, size_t *np)
-{
-    size_t n = 0, room = strlen(text) / 2 + 1;
-    uint32_t *ids = malloc(room * sizeof *ids);
-
-    if (!ids)
-        return false;
-    for (const char *p = text; *(p += strspn(p, " ,\t\n"));) {
-        char *end;
-        unsigned long v;
-
-        errno = 0;
-        v = strtoul(p, &end, 10);
-        if (end == p || *p == '-' || v > UINT32_MAX || errno) {
-            cbctl_complain(run->ctl, "\"%s\" is no list of token ids; give numbers and blanks",
-                           text);
-            free(ids);
-            return false;
-        }
-        ids[n++] = (uint32_t)v;
-        p = end;
-    }
-    *idsp = ids;
-    *np = n;
-    return true;
-}
-
-static char *read_all(FILE *f, size_t *bytesp)
-{
-    size_t n = 0, room = 1 << 16;
-    char *text = malloc(room);
-
-    while (text) {
-        n += fread(text + n, 1, room - 1 - n, f);
-        if (n < room - 1)
-            break;
-        room *= 2;
-        char *larger = realloc(text, room);
-
-        if (!larger)
-            free(text);
-        text = larger;
-    }
-    if (text)
-        text[n] = '\0';
-    *bytesp = n;
-    return text;
-}
-
-static bool line_number(const json_t *o, const char *key, double *v)
-{
-    const json_t *value = json_object_get(o, key);
-
-    if (!value)
-        return false;
-    *v = json_is_number(value) ? json_number_value(value) : -1;
-    return true;
-}
-
-/* One line of --file: {"text": ...} or {"ids": [...]}, with options named as on the command line. */
-static bool line_parse(struct run *run, json_t *o, const char *file, size_t line)
-{
-    static const char *const known[] = {"text",     "ids",         "max_new_tokens", "temperature",
-                                        "top_k",    "top_p",       "seed",           "stop",
-                                        "stop_ids", "deadline_ms", "ignore_eos"};
-    struct prompt *p = prompt_add(run);
-    const json_t *text = json_object_get(o, "text"), *ids = json_object_get(o, "ids"), *list;
-    const char *key;
-    json_t *value;
-    double v;
-    size_t i;
-
-    if (!p)
-        return false;
-    p->request = run->defaults;
-    p->line = json_incref(o);
-    json_object_foreach(o, key, value)
-    {
-        bool found = false;
-
-        for (i = 0; i < sizeof known / sizeof known[0]; i++)
-            found |= strcmp(key, known[i]) == 0;
-        if (!found) {
-            cbctl_complain(run->ctl, "%s, line %zu: unknown key \"%s\"", file, line, key);
-            return false;
-        }
-    }
-    if (json_is_string(text) && !ids) {
-        p->text = strdup(json_string_value(text));
-    } else if (json_is_array(ids) && !text) {
-        p->ids = calloc(json_array_size(ids) + 1, sizeof *p->ids);
-        json_array_foreach(ids, i, value)
-        {
-            json_int_t id = json_integer_value(value);
-
-            if (!json_is_integer(value) || id < 0 || id > UINT32_MAX) {
-                cbctl_complain(run->ctl, "%s, line %zu: ids[%zu] is no token id", file, line, i);
-                return false;
-            }
-            if (p->ids)
-                p->ids[p->n_ids++] = (uint32_t)id;
-        }
-    } else {
-        cbctl_complain(run->ctl, "%s, line %zu: needs a \"text\" or a list \"ids\"", file, line);
-        return false;
-    }
-    if (!p->text && !p->ids)
-        return false;
-    if (line_number(o, "max_new_tokens", &v))
-        p->request.max_new_tokens = v >= 0 && v < CB_NO_LIMIT ? (uint32_t)v : CB_NO_LIMIT;
-    if (line_number(o, "temperature", &v))
-        p->request.temperature = (float)v;
-    if (line_number(o, "top_k", &v))
-        p->request.top_k = (int32_t)v;
-    if (line_number(o, "top_p", &v))
-        p->request.top_p = (float)v;
-    if (line_number(o, "deadline_ms", &v))
-        p->request.deadline_ms = v > 0 ? (uint64_t)v : 0;
-    if (json_is_integer(value = json_object_get(o, "seed"))) {
-        p->request.seed = (uint64_t)json_integer_value(value);
-        p->request.flags |= CB_HAS_SEED;
-    }
-    if (json_is_true(json_object_get(o, "ignore_eos")))
-        p->request.flags |= CB_IGNORE_EOS;
-    list = json_object_get(o, "stop");
-    if (json_is_string(list)) {
-        p->stops[0] = (struct cb_string){json_string_value(list), json_string_length(list)};
-        p->request.n_stops = 1;
-    } else if (list) {
-        p->request.n_stops = 0;
-        json_array_foreach(list, i, value)
-        {
-            if (!json_is_string(value) || i == STOPS_MAX) {
-                cbctl_complain(run->ctl, "%s, line %zu: stop is a list of up to %d strings", file,
-                               line, STOPS_MAX);
-                return false;
-            }
-            p->stops[i] = (struct cb_string){json_string_value(value), json_string_length(value)};
-            p->request.n_stops++;
-        }
-    }
-    if (list)
-        p->request.stops = NULL; /* its own: pointed to when it is sent, for prompts move */
-    list = json_object_get(o, "stop_ids");
-    if (list) {
-        p->request.n_stop_ids = 0;
-        p->request.stop_ids = NULL;
-        json_array_foreach(list, i, value)
-        {
-            if (!json_is_integer(value) || i == STOP_IDS_MAX) {
-                cbctl_complain(run->ctl, "%s, line %zu: stop_ids is a list of up to %d ids", file,
-                               line, STOP_IDS_MAX);
-                return false;
-            }
-            p->stop_ids[p->request.n_stop_ids++] = (uint32_t)json_integer_value(value);
-        }
-    }
-    return true;
-}
-
-static bool file_parse(struct run *run, const char *file)
-{
-    FILE *f = strcmp(file, "-") == 0 ? stdin : fopen(file, "r");
-    size_t room = 0, number = 0;
-    char *line = NULL;
-    bool ok = true;
-
-    if (!f) {
-        cbctl_complain(run->ctl, "can't open %s: %s", file, strerror(errno));
-        return false;
-    }
-    while (ok && getline(&line, &room, f) > 0) {
-        json_error_t error;
-        json_t *o;
-
-        number++;
-        if (line[strspn(line, " \t\r\n")] == '\0')
-            continue;
-        o = json_loads(line, 0, &error);
-        if (!json_is_object(o)) {
-            cbctl_complain(run->ctl, "%s, line %zu: %s", file, number,
-                           o ? "not a JSON object" : error.text);
-            ok = false;
-        } else {
-            ok = line_parse(run, o, file, number);
-        }
-        json_decref(o);
-    }
-    free(line);
-    if (f != stdin)
-        fclose(f);
-    return ok;
 }
 
 /* ---- sending ---------------------------------------------------------------------------------------- */
@@ -308,42 +85,36 @@ static int prompt_tokenize(const struct run *run, struct prompt *p)
     return r;
 }
 
-static void prompt_refused(struct run *run, struct prompt *p, int status)
+static void refused(struct run *run, size_t i, int status)
 {
-    p->status = status;
-    p->over = true;
+    run->sent[i].over = true;
     run->n_over++;
     run->bad = true;
-    p->result = json_pack("{s:s, s:i, s:s}", "finish_reason", "error", "status", status, "error",
-                          cb_message());
+    run->sent[i].result = json_pack("{s:s, s:i, s:s}", "finish_reason", "error", "status", status,
+                                    "error", cb_message());
     if (!run->ctl->json)
-        cbctl_complain(run->ctl, "prompt %zu: %s", (size_t)(p - run->prompts) + 1, cb_message());
+        cbctl_complain(run->ctl, "prompt %zu: %s", i + 1, cb_message());
 }
 
 /* Sends what there is room for. */
 static void send_some(struct run *run)
 {
-    while (run->n_sent < run->n_prompts && !interrupted) {
-        struct prompt *p = &run->prompts[run->n_sent];
+    while (run->n_sent < run->prompts.n && !interrupted) {
+        struct prompt *p = &run->prompts.v[run->n_sent];
         int r = 0;
 
         if (p->text && !p->ids)
             r = prompt_tokenize(run, p);
         if (!r) {
-            p->request.ids = p->ids;
-            p->request.n_ids = p->n_ids;
-            if (p->request.n_stops && !p->request.stops)
-                p->request.stops = p->stops;
-            if (p->request.n_stop_ids && !p->request.stop_ids)
-                p->request.stop_ids = p->stop_ids;
+            prompt_complete(p);
             p->request.user = run->n_sent;
-            r = cb_submit(run->h, &p->request, &p->id);
+            r = cb_submit(run->h, &p->request, &run->sent[run->n_sent].id);
         }
         if (r == CB_BUSY && run->n_sent > run->n_over)
             return;
         run->n_sent++;
         if (r)
-            prompt_refused(run, p, r);
+            refused(run, run->n_sent - 1, r);
     }
 }
 
@@ -370,7 +141,7 @@ static json_t *ids_json(const uint32_t *ids, size_t n)
     return list;
 }
 
-static json_t *result_json(struct run *run, struct prompt *p, const struct cb_event *event)
+static json_t *result_json(struct run *run, const struct cb_event *event)
 {
     const uint32_t *ids = NULL;
     const char *text = "";
@@ -378,9 +149,9 @@ static json_t *result_json(struct run *run, struct prompt *p, const struct cb_ev
     struct cb_result result = {0};
     json_t *o;
 
-    cb_tokens(run->h, p->id, &ids, &n);
-    cb_text_all(run->h, p->id, &text, &bytes);
-    cb_result(run->h, p->id, &result);
+    cb_tokens(run->h, event->id, &ids, &n);
+    cb_text_all(run->h, event->id, &text, &bytes);
+    cb_result(run->h, event->id, &result);
     o = json_pack("{s:o, s:s%, s:s, s:I, s:{s:i, s:i, s:i}, s:{s:f, s:f, s:f}}", "ids",
                   ids_json(ids, n), "text", text, bytes, "finish_reason",
                   event->type == CB_EVENT_REJECTED ? "error" : end_name(event->end), "seed",
@@ -400,84 +171,91 @@ static json_t *result_json(struct run *run, struct prompt *p, const struct cb_ev
     return o;
 }
 
-static void stream_text(struct run *run, struct prompt *p, const char *text, size_t bytes)
+/* A whole answer, its lines with the prompt's number in front. */
+static void print_answer(size_t i, const char *text, size_t bytes)
 {
-    size_t number = (size_t)(p - run->prompts) + 1;
-
-    if (run->n_prompts == 1) {
-        fwrite(text, 1, bytes, stdout);
-        fflush(stdout);
-        return;
-    }
-    /* Whole lines of several streams, so that none breaks into another's. */
     while (bytes) {
         const char *nl = memchr(text, '\n', bytes);
-        size_t part = nl ? (size_t)(nl - text) + 1 : bytes;
+        size_t part = nl ? (size_t)(nl - text) : bytes;
 
-        if (p->fresh_line)
-            printf("[%zu] ", number);
-        fwrite(text, 1, part, stdout);
-        p->fresh_line = nl != NULL;
+        printf("[%zu] %.*s\n", i + 1, (int)part, text);
+        part += nl != NULL;
         text += part;
         bytes -= part;
     }
+    fflush(stdout);
 }
 
-static void stream(struct run *run, struct prompt *p, const struct cb_event *event)
+static void stream(struct run *run, const struct cb_event *event)
 {
     const char *text;
     size_t bytes;
 
-    if (run->ids) {
+    if (run->ids && run->prompts.n == 1) {
         for (size_t i = 0; i < event->n_ids; i++)
             printf("%s%u", event->first + i ? " " : "", event->ids[i]);
-        fflush(stdout);
-        return;
+    } else if (run->prompts.n == 1) {
+        while (cb_text(run->h, event->id, &text, &bytes) > 0)
+            fwrite(text, 1, bytes, stdout);
+    } else if (run->ids && event->type == CB_EVENT_END) {
+        const uint32_t *ids = NULL;
+        size_t n = 0;
+
+        cb_tokens(run->h, event->id, &ids, &n);
+        printf("[%zu]", (size_t)event->user + 1);
+        for (size_t i = 0; i < n; i++)
+            printf(" %u", ids[i]);
+        putchar('\n');
+    } else if (event->type == CB_EVENT_END && !cb_text_all(run->h, event->id, &text, &bytes)) {
+        print_answer(event->user, text, bytes);
     }
-    if (run->n_prompts == 1) {
-        while (cb_text(run->h, p->id, &text, &bytes) > 0)
-            stream_text(run, p, text, bytes);
-    } else if (event->type == CB_EVENT_END && !cb_text_all(run->h, p->id, &text, &bytes)) {
-        stream_text(run, p, text, bytes);
-    }
+    if (event->type == CB_EVENT_END && run->prompts.n == 1)
+        putchar('\n');
+    fflush(stdout);
 }
 
-static void prompt_end(struct run *run, struct prompt *p, const struct cb_event *event)
+static void ended(struct run *run, const struct cb_event *event)
 {
+    struct sent *s = &run->sent[event->user];
+
     if (run->ctl->json)
-        p->result = result_json(run, p, event);
-    else if (event->type == CB_EVENT_END && !p->fresh_line)
-        putchar('\n');
-    else if (event->type == CB_EVENT_END && run->n_prompts == 1)
-        putchar('\n');
+        s->result = result_json(run, event);
     if (event->status && !run->ctl->json) {
         char words[256];
 
-        cbctl_complain(run->ctl, "prompt %zu: %s", (size_t)(p - run->prompts) + 1,
+        cbctl_complain(run->ctl, "prompt %zu: %s", (size_t)event->user + 1,
                        cb_explain(event->status, event->detail, words, sizeof words));
     }
     if (event->type == CB_EVENT_REJECTED || event->end == CB_END_ERROR)
         run->bad = true;
-    cb_release(run->h, p->id);
-    p->id = 0;
-    p->over = true;
+    cb_release(run->h, event->id);
+    s->id = 0;
+    s->over = true;
     run->n_over++;
 }
 
+/* With --json: the lines of what is over, as far as no earlier one is missing. */
 static void print_lines(struct run *run)
 {
-    for (; run->n_printed < run->n_over; run->n_printed++) {
-        struct prompt *p = &run->prompts[run->n_printed];
+    for (; run->n_printed < run->n_sent && run->sent[run->n_printed].over; run->n_printed++) {
+        const struct prompt *p = &run->prompts.v[run->n_printed];
+        json_t *result = run->sent[run->n_printed].result;
 
-        if (!p->over)
-            return;
         if (!run->ctl->json)
             continue;
-        json_object_set_new(p->result, "index", json_integer((json_int_t)run->n_printed));
-        json_object_set_new(p->result, "prompt_ids", ids_json(p->ids, p->n_ids));
-        json_dumpf(p->result, stdout, JSON_COMPACT | JSON_SORT_KEYS);
+        json_object_set_new(result, "index", json_integer((json_int_t)run->n_printed));
+        json_object_set_new(result, "prompt_ids", ids_json(p->ids, p->n_ids));
+        json_dumpf(result, stdout, JSON_COMPACT | JSON_SORT_KEYS);
         putchar('\n');
         fflush(stdout);
+    }
+}
+
+static void cancel_all(struct run *run)
+{
+    for (size_t i = 0; i < run->n_sent; i++) {
+        if (run->sent[i].id)
+            cb_cancel(run->h, run->sent[i].id);
     }
 }
 
@@ -487,32 +265,24 @@ static int run_all(struct run *run)
 
     send_some(run);
     print_lines(run);
-    while (run->n_over < run->n_sent) {
+    while (run->n_over < run->n_sent && interrupted < 2) {
         struct cb_event event;
         int r = cb_wait(run->h, 0, &event, WAIT_SLICE_MS);
 
         if (interrupted && !cancelled) {
-            for (size_t i = 0; i < run->n_sent; i++) {
-                if (run->prompts[i].id)
-                    cb_cancel(run->h, run->prompts[i].id);
-            }
+            cancel_all(run);
             cancelled = true;
         }
-        if (interrupted > 1)
-            break;
         if (r == CB_TIMEOUT)
             continue;
         if (r < 0) {
             cbctl_complain(run->ctl, "%s", cb_message());
             return CBCTL_FAILED;
         }
-        struct prompt *p = &run->prompts[event.user];
-
         if (!run->ctl->json)
-            stream(run, p, &event);
+            stream(run, &event);
         if (event.type != CB_EVENT_TOKENS)
-            prompt_end(run, p, &event);
-        print_lines(run);
+            ended(run, &event);
         send_some(run);
         print_lines(run);
     }
@@ -562,6 +332,9 @@ static const struct argp_option options[] = {
 struct parse_state {
     struct run run;
     struct cbctl ctl;
+    struct cb_request defaults;
+    struct cb_string stops[PROMPT_STOPS_MAX];
+    uint32_t stop_ids[PROMPT_STOP_IDS_MAX];
     const char *file;
     bool failed;
 };
@@ -570,9 +343,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 {
     struct parse_state *ps = state->input;
     struct run *run = &ps->run;
-    struct cb_request *d = &run->defaults;
+    struct cb_request *d = &ps->defaults;
     double v = 0;
-    struct prompt *p;
     char *end;
 
     switch (key) {
@@ -602,20 +374,20 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         d->flags |= CB_HAS_SEED;
         return 0;
     case KEY_STOP:
-        if (d->n_stops == STOPS_MAX) {
-            cbctl_complain(run->ctl, "at most %d --stop", STOPS_MAX);
+        if (d->n_stops == PROMPT_STOPS_MAX) {
+            cbctl_complain(run->ctl, "at most %d --stop", PROMPT_STOPS_MAX);
             ps->failed = true;
             return 0;
         }
-        run->stops[d->n_stops++] = (struct cb_string){arg, strlen(arg)};
+        ps->stops[d->n_stops++] = (struct cb_string){arg, strlen(arg)};
         return 0;
     case KEY_STOP_ID:
-        if (d->n_stop_ids == STOP_IDS_MAX ||
+        if (d->n_stop_ids == PROMPT_STOP_IDS_MAX ||
             !cbctl_number(run->ctl, "--stop-id", arg, 0, UINT32_MAX, &v)) {
             ps->failed = true;
             return 0;
         }
-        run->stop_ids[d->n_stop_ids++] = (uint32_t)v;
+        ps->stop_ids[d->n_stop_ids++] = (uint32_t)v;
         return 0;
     case KEY_IGNORE_EOS:
         d->flags |= CB_IGNORE_EOS;
@@ -635,9 +407,7 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         run->ids = true;
         return 0;
     case KEY_IDS_IN:
-        p = prompt_add(run);
-        if (!p || !ids_parse(run, arg, &p->ids, &p->n_ids))
-            ps->failed = true;
+        ps->failed |= !prompts_add_ids(&run->prompts, arg, d);
         return 0;
     case KEY_FILE:
         ps->file = arg;
@@ -646,72 +416,62 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         ps->ctl.json = true;
         return 0;
     case ARGP_KEY_ARG:
-        p = prompt_add(run);
-        if (p)
-            p->text = strdup(arg);
-        ps->failed |= !p || !p->text;
+        ps->failed |= !prompts_add_text(&run->prompts, arg, d);
         return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
 }
 
+/* All prompts there are; false after a complaint. */
+static bool gather(struct parse_state *ps)
+{
+    struct prompts *list = &ps->run.prompts;
+
+    ps->defaults.stops = ps->stops;
+    ps->defaults.stop_ids = ps->stop_ids;
+    if (!list->n && !ps->file && !prompts_add_stdin(list, &ps->defaults))
+        return false;
+    /* Options hold for prompts on the command line wherever they stand. */
+    for (size_t i = 0; i < list->n; i++)
+        list->v[i].request = ps->defaults;
+    return !ps->file || prompts_add_file(list, ps->file, &ps->defaults);
+}
+
 int cmd_run(const struct cbctl *ctl, int argc, char **argv)
 {
-    static const char doc[] = "Sends prompts and streams the answers. Without a prompt, standard "
-                              "input is one. Ctrl-C cancels.";
+    static const char doc[] =
+        "Sends prompts and streams the answers. Without a prompt, standard input "
+        "is one. Ctrl-C cancels.";
     const struct argp argp = {options, parse, "[TEXT...]", doc, NULL, NULL, NULL};
     struct parse_state ps = {.ctl = *ctl};
     struct run *run = &ps.run;
     struct cb_options open_options;
     struct sigaction action = {.sa_handler = on_interrupt};
-    size_t n_line_prompts;
     int r = CBCTL_USAGE;
 
-    run->ctl = &ps.ctl;
-    cb_request_init(&run->defaults);
-    if (argp_parse(&argp, argc, argv, 0, NULL, &ps) || ps.failed)
+    run->ctl = run->prompts.ctl = &ps.ctl;
+    cb_request_init(&ps.defaults);
+    if (argp_parse(&argp, argc, argv, 0, NULL, &ps) || ps.failed || !gather(&ps))
         goto out;
-    run->defaults.stops = run->stops;
-    run->defaults.stop_ids = run->stop_ids;
-    for (size_t i = 0; i < run->n_prompts; i++)
-        run->prompts[i].request = run->defaults;
-    n_line_prompts = run->n_prompts;
-    if (ps.file && !file_parse(run, ps.file))
-        goto out;
-    if (!n_line_prompts && !ps.file) {
-        struct prompt *p = prompt_add(run);
-        size_t bytes = 0;
-
-        if (p)
-            p->text = read_all(stdin, &bytes);
-        if (!p || !p->text || strlen(p->text) != bytes) {
-            cbctl_complain(&ps.ctl, "standard input can't be read, or holds a NUL");
-            goto out;
-        }
-        p->request = run->defaults;
-    }
-
+    run->sent = calloc(run->prompts.n + 1, sizeof *run->sent);
     cb_options_init(&open_options);
     open_options.instance = ctl->instance;
     open_options.name = "cbctl run";
     r = CBCTL_FAILED;
-    if (cb_open(&run->h, &open_options)) {
+    if (!run->sent) {
+        cbctl_complain(&ps.ctl, "out of memory");
+    } else if (cb_open(&run->h, &open_options)) {
         cbctl_complain(&ps.ctl, "%s", cb_message());
-        goto out;
+    } else {
+        sigaction(SIGINT, &action, NULL);
+        r = run_all(run);
     }
-    sigaction(SIGINT, &action, NULL);
-    r = run_all(run);
 out:
-    for (size_t i = 0; i < run->n_prompts; i++) {
-        struct prompt *p = &run->prompts[i];
-
-        free(p->text);
-        free(p->ids);
-        json_decref(p->line);
-        json_decref(p->result);
-    }
-    free(run->prompts);
+    for (size_t i = 0; run->sent && i < run->prompts.n; i++)
+        json_decref(run->sent[i].result);
+    free(run->sent);
+    prompts_fini(&run->prompts);
     cb_close(run->h);
     return r;
 }

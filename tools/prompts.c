@@ -1,0 +1,313 @@
+/* A line's options are read key by key from a table of known ones, so that a misspelt key is named instead of
+ * being ignored. Values are only shaped here; whether they make sense, library and daemon say. */
+#include "tools/prompts.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void prompts_fini(struct prompts *list)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        free(list->v[i].text);
+        free(list->v[i].ids);
+        json_decref(list->v[i].line);
+    }
+    free(list->v);
+}
+
+static struct prompt *prompt_add(struct prompts *list, const struct cb_request *defaults)
+{
+    struct prompt *p;
+
+    if ((list->n & (list->n - 1)) == 0) {
+        size_t room = list->n ? list->n * 2 : 1;
+
+        p = realloc(list->v, room * sizeof *p);
+        if (!p) {
+            cbctl_complain(list->ctl, "out of memory");
+            return NULL;
+        }
+        list->v = p;
+    }
+    p = &list->v[list->n++];
+    memset(p, 0, sizeof *p);
+    p->request = *defaults;
+    return p;
+}
+
+bool prompts_add_text(struct prompts *list, const char *text, const struct cb_request *defaults)
+{
+    struct prompt *p = prompt_add(list, defaults);
+
+    if (p)
+        p->text = strdup(text);
+    return p && p->text;
+}
+
+bool prompts_add_ids(struct prompts *list, const char *text, const struct cb_request *defaults)
+{
+    struct prompt *p = prompt_add(list, defaults);
+
+    if (p)
+        p->ids = malloc((strlen(text) / 2 + 1) * sizeof *p->ids);
+    if (!p || !p->ids)
+        return false;
+    while (*(text += strspn(text, " ,\t\n"))) {
+        char *end;
+        unsigned long v;
+
+        errno = 0;
+        v = strtoul(text, &end, 10);
+        if (end == text || *text == '-' || v > UINT32_MAX || errno) {
+            cbctl_complain(list->ctl, "\"%s\" is no list of token ids; give numbers and blanks",
+                           text);
+            return false;
+        }
+        p->ids[p->n_ids++] = (uint32_t)v;
+        text = end;
+    }
+    return true;
+}
+
+/* All of it, 0-terminated; NULL: out of memory or a failed read. */
+static char *read_all(FILE *f, size_t *bytesp)
+{
+    size_t n = 0, room = 1 << 16;
+    char *text = malloc(room);
+
+    while (text) {
+        char *larger;
+
+        n += fread(text + n, 1, room - 1 - n, f);
+        if (n < room - 1)
+            break;
+        room *= 2;
+        larger = realloc(text, room);
+        if (!larger)
+            free(text);
+        text = larger;
+    }
+    if (text && ferror(f)) {
+        free(text);
+        return NULL;
+    }
+    if (text)
+        text[n] = '\0';
+    *bytesp = n;
+    return text;
+}
+
+bool prompts_add_stdin(struct prompts *list, const struct cb_request *defaults)
+{
+    struct prompt *p = prompt_add(list, defaults);
+    size_t bytes = 0;
+
+    if (!p)
+        return false;
+    p->text = read_all(stdin, &bytes);
+    if (!p->text || strlen(p->text) != bytes) {
+        cbctl_complain(list->ctl, "standard input can't be read, or holds a NUL");
+        return false;
+    }
+    return true;
+}
+
+/* ---- lines ------------------------------------------------------------------------------------------ */
+
+/* Where a complaint points to. */
+struct place {
+    const struct cbctl *ctl;
+    const char *file;
+    size_t line;
+};
+
+static bool line_bad(const struct place *at, const char *what)
+{
+    cbctl_complain(at->ctl, "%s, line %zu: %s", at->file, at->line, what);
+    return false;
+}
+
+static bool line_prompt(const struct place *at, const json_t *o, struct prompt *p)
+{
+    const json_t *text = json_object_get(o, "text"), *ids = json_object_get(o, "ids");
+    json_t *value;
+    size_t i;
+
+    if (json_is_string(text) && !ids) {
+        if (strlen(json_string_value(text)) != json_string_length(text))
+            return line_bad(at, "the text holds a NUL");
+        p->text = strdup(json_string_value(text));
+        return p->text || line_bad(at, "out of memory");
+    }
+    if (!json_is_array(ids) || text)
+        return line_bad(at, "needs a \"text\" or a list \"ids\"");
+    p->ids = calloc(json_array_size(ids) + 1, sizeof *p->ids);
+    if (!p->ids)
+        return line_bad(at, "out of memory");
+    json_array_foreach(ids, i, value)
+    {
+        json_int_t id = json_integer_value(value);
+
+        if (!json_is_integer(value) || id < 0 || id > UINT32_MAX)
+            return line_bad(at, "\"ids\" holds something that is no token id");
+        p->ids[p->n_ids++] = (uint32_t)id;
+    }
+    return true;
+}
+
+static bool line_stops(const struct place *at, const json_t *list, struct prompt *p)
+{
+    json_t *value;
+    size_t i;
+
+    p->request.stops = NULL;
+    p->request.n_stops = 0;
+    if (json_is_string(list)) {
+        p->stops[0] = (struct cb_string){json_string_value(list), json_string_length(list)};
+        p->request.n_stops = 1;
+        return true;
+    }
+    if (!json_is_array(list) || json_array_size(list) > PROMPT_STOPS_MAX)
+        return line_bad(at, "\"stop\" is a string or a list of up to 16");
+    json_array_foreach(list, i, value)
+    {
+        if (!json_is_string(value))
+            return line_bad(at, "\"stop\" is a string or a list of up to 16");
+        p->stops[i] = (struct cb_string){json_string_value(value), json_string_length(value)};
+    }
+    p->request.n_stops = json_array_size(list);
+    return true;
+}
+
+static bool line_stop_ids(const struct place *at, const json_t *list, struct prompt *p)
+{
+    json_t *value;
+    size_t i;
+
+    p->request.stop_ids = NULL;
+    if (!json_is_array(list) || json_array_size(list) > PROMPT_STOP_IDS_MAX)
+        return line_bad(at, "\"stop_ids\" is a list of up to 64 ids");
+    json_array_foreach(list, i, value)
+    {
+        json_int_t id = json_integer_value(value);
+
+        if (!json_is_integer(value) || id < 0 || id > UINT32_MAX)
+            return line_bad(at, "\"stop_ids\" holds something that is no token id");
+        p->stop_ids[i] = (uint32_t)id;
+    }
+    p->request.n_stop_ids = json_array_size(list);
+    return true;
+}
+
+/* A number of [least, most], whole or not. */
+static bool line_number(const struct place *at, const char *key, const json_t *value, double least,
+                        double most, double *v)
+{
+    *v = json_number_value(value);
+    if (json_is_number(value) && *v >= least && *v <= most)
+        return true;
+    cbctl_complain(at->ctl, "%s, line %zu: \"%s\" is no number from %g to %g", at->file, at->line,
+                   key, least, most);
+    return false;
+}
+
+static bool line_option(const struct place *at, const char *key, const json_t *value,
+                        struct prompt *p)
+{
+    struct cb_request *r = &p->request;
+    double v = 0;
+    bool ok = true;
+
+    if (!strcmp(key, "text") || !strcmp(key, "ids")) {
+        ;
+    } else if (!strcmp(key, "max_new_tokens")) {
+        ok = line_number(at, key, value, 0, CB_NO_LIMIT - 1.0, &v);
+        r->max_new_tokens = (uint32_t)v;
+    } else if (!strcmp(key, "temperature")) {
+        ok = line_number(at, key, value, -1e30, 1e30, &v);
+        r->temperature = (float)v;
+    } else if (!strcmp(key, "top_k")) {
+        ok = line_number(at, key, value, INT32_MIN, INT32_MAX, &v);
+        r->top_k = (int32_t)v;
+    } else if (!strcmp(key, "top_p")) {
+        ok = line_number(at, key, value, -1e30, 1e30, &v);
+        r->top_p = (float)v;
+    } else if (!strcmp(key, "deadline_ms")) {
+        ok = line_number(at, key, value, 1, 1e12, &v);
+        r->deadline_ms = (uint64_t)v;
+    } else if (!strcmp(key, "seed")) {
+        ok = json_is_integer(value) || line_bad(at, "\"seed\" is no whole number");
+        r->seed = (uint64_t)json_integer_value(value);
+        r->flags |= CB_HAS_SEED;
+    } else if (!strcmp(key, "ignore_eos")) {
+        ok = json_is_boolean(value) || line_bad(at, "\"ignore_eos\" is true or false");
+        r->flags = json_is_true(value) ? r->flags | CB_IGNORE_EOS : r->flags & ~CB_IGNORE_EOS;
+    } else if (!strcmp(key, "stop")) {
+        ok = line_stops(at, value, p);
+    } else if (!strcmp(key, "stop_ids")) {
+        ok = line_stop_ids(at, value, p);
+    } else {
+        cbctl_complain(at->ctl, "%s, line %zu: unknown key \"%s\"", at->file, at->line, key);
+        ok = false;
+    }
+    return ok;
+}
+
+static bool line_add(struct prompts *list, const struct place *at, const char *line,
+                     const struct cb_request *defaults)
+{
+    json_error_t error;
+    json_t *o = json_loads(line, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error), *value;
+    struct prompt *p;
+    const char *key;
+
+    if (!json_is_object(o)) {
+        json_decref(o);
+        return line_bad(at, o ? "not a JSON object" : error.text);
+    }
+    p = prompt_add(list, defaults);
+    if (!p) {
+        json_decref(o);
+        return false;
+    }
+    p->line = o;
+    json_object_foreach(o, key, value)
+    {
+        if (!line_option(at, key, value, p))
+            return false;
+    }
+    return line_prompt(at, o, p);
+}
+
+bool prompts_add_file(struct prompts *list, const char *file, const struct cb_request *defaults)
+{
+    FILE *f = strcmp(file, "-") == 0 ? stdin : fopen(file, "r");
+    struct place at = {list->ctl, file, 0};
+    size_t room = 0;
+    char *line = NULL;
+    bool ok = f != NULL;
+
+    if (!f)
+        cbctl_complain(list->ctl, "can't open %s: %s", file, strerror(errno));
+    while (ok && getline(&line, &room, f) > 0) {
+        at.line++;
+        if (line[strspn(line, " \t\r\n")] != '\0')
+            ok = line_add(list, &at, line, defaults);
+    }
+    free(line);
+    if (f && f != stdin)
+        fclose(f);
+    return ok;
+}
+
+void prompt_complete(struct prompt *p)
+{
+    p->request.ids = p->ids;
+    p->request.n_ids = p->n_ids;
+    if (p->request.n_stops && !p->request.stops)
+        p->request.stops = p->stops;
+    if (p->request.n_stop_ids && !p->request.stop_ids)
+        p->request.stop_ids = p->stop_ids;
+}

@@ -1,0 +1,45 @@
+/* tools/prompts.h - the prompts of `cbctl run`: a growing list, from the command line, from ids, from a file
+ * with a JSON object a line. Each has its own options, the command line's where a line says nothing. */
+#ifndef CB_TOOLS_PROMPTS_H
+#define CB_TOOLS_PROMPTS_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "client/cbclient.h"
+#include "tools/cbctl.h"
+
+enum { PROMPT_STOPS_MAX = 16, PROMPT_STOP_IDS_MAX = 64 };
+
+struct prompt {
+    char *text;    /* owned; NULL: ids */
+    uint32_t *ids; /* owned: given, or the text's once it was tokenized */
+    size_t n_ids;
+    struct cb_request request; /* its options; the prompt itself is filled in when it is sent */
+    struct cb_string stops[PROMPT_STOPS_MAX]; /* of its line, if request.stops is NULL */
+    uint32_t stop_ids[PROMPT_STOP_IDS_MAX];   /* likewise */
+    json_t *line; /* owned: keeps alive what stops points to; NULL: the command line does */
+};
+
+struct prompts {
+    const struct cbctl *ctl; /* for complaints */
+    struct prompt *v;        /* moves as the list grows */
+    size_t n;
+};
+
+void prompts_fini(struct prompts *list);
+
+/* Each adds; false after a complaint. Text and ids get `defaults` for options. */
+bool prompts_add_text(struct prompts *list, const char *text, const struct cb_request *defaults);
+bool prompts_add_ids(struct prompts *list, const char *ids, const struct cb_request *defaults);
+/* Standard input as one text. */
+bool prompts_add_stdin(struct prompts *list, const struct cb_request *defaults);
+/* Lines of {"text": ...} or {"ids": [...]}; "-" is standard input. */
+bool prompts_add_file(struct prompts *list, const char *file, const struct cb_request *defaults);
+
+/* Points the request at the prompt's ids and its own stops, which have stopped moving. */
+void prompt_complete(struct prompt *p);
+
+#endif

@@ -31,7 +31,8 @@ SAN := $(SAN_$(VARIANT))
 
 BASE_CFLAGS := -std=c17 -D_GNU_SOURCE -I. -O2 -g $(WARN) -fPIC -fvisibility=hidden -pthread \
                -ffp-contract=off -fno-math-errno -MMD -MP $(SAN)
-KERNEL_CFLAGS := -O3 -mfma
+# Sanitized kernels: at -O3, or with -g, a file takes the compiler many minutes.
+KERNEL_CFLAGS := $(if $(SAN),-O1 -g1,-O3) -mfma
 LIBS := -luring -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lncurses -ltinfo -lm -pthread
 
 ifeq ($(V),0)
@@ -81,7 +82,7 @@ PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbct
 SANITIZER_OBJ := $(if $(filter tsan,$(VARIANT)),$(OBJ)/tests/sanitizer.o)
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a $(BUILD)/cbclient.pc)
 
-.PHONY: all deps model demo check test bench asan tsan fuzz soak format lint install uninstall help clean \
+.PHONY: all deps explore model demo check test bench asan tsan fuzz soak format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -191,6 +192,9 @@ asan: deps model ## All suites under AddressSanitizer and UndefinedBehaviourSani
 	@$(MAKE) --no-print-directory VARIANT=asan test
 tsan: deps model ## All suites under ThreadSanitizer
 	@$(MAKE) --no-print-directory VARIANT=tsan test
+
+explore: $(BUILD)/tests/explore ## Explore shm under the C11 memory model, then check that every mutant is caught
+	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh
 
 # ---- fuzzing: clang's libFuzzer; corpora in tests/fuzz/corpus/<target> -------------------------------
 

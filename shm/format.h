@@ -65,7 +65,7 @@ static_assert(sizeof(struct cb_up_hot) == 512, "format 1");
 struct cb_slot_words {
     /* client. Cancel: compare-and-swap, newer over older, then a full fence. Submit: 0, relaxed */
     cb_atomic32 cancel_gen;
-    /* client. Free: release, then a full fence. Submit: the generation given up, release */
+    /* client. Free: release, then a full fence. Submit: the generation given up again, relaxed */
     cb_atomic32 free_gen;
 };
 static_assert(sizeof(struct cb_slot_words) == 8, "format 1");
@@ -178,11 +178,11 @@ struct cb_down_hot {
     alignas(128) cb_atomic64 req_taken;
     /* daemon; release, then a full fence before it looks at parked and res_taken */
     alignas(128) cb_atomic64 res_sent;
-    /* daemon; release (one writer: load, add, store), then FUTEX_WAKE of all sleepers */
+    /* daemon; relaxed, after a full fence behind what it announces; then FUTEX_WAKE of all sleepers */
     alignas(128) cb_atomic32 bell;
     /* daemon; relaxed, then a full fence before it looks again. 1: it sleeps, ring it */
     alignas(128) cb_atomic32 doze;
-    /* daemon; release, then a full fence before it looks at parked */
+    /* daemon; relaxed, then a full fence before it looks at parked */
     alignas(128) cb_atomic32 closed;
     cb_atomic32 notice;
 };

@@ -157,8 +157,8 @@ int cb_lane_client_submit(struct cb_lane_client *lc, struct cb_request_entry *en
      * an entry further ahead may wait for its run. */
     /* Relaxed: carries no data; ordered by req.sent. */
     cb_store32(&lc->words[slot].cancel_gen, 0, CB_RELAXED);
-    /* Release: our reads of the old run are over. */
-    cb_store32(&lc->words[slot].free_gen, old_gen, CB_RELEASE);
+    /* Relaxed: cb_lane_client_free has stored this very value with release, and fenced. */
+    cb_store32(&lc->words[slot].free_gen, old_gen, CB_RELAXED);
     cb_ring_out_put(&lc->req, entry, sizeof *entry);
     cb_ring_out_publish(&lc->req);
     /* Full: req.sent before the look at doze; the daemon sets doze, fences, looks at req.sent. */
@@ -287,9 +287,10 @@ void cb_lane_client_slot(const struct cb_lane_client *lc, uint32_t slot, struct 
 
 int cb_lane_client_park(struct cb_lane_client *lc, uint32_t *bellp)
 {
-    /* Acquire, and before the second look: a bell after this look changes the word, so the futex
-     * call does not sleep on it; a bell before it has published what the second look then finds. */
-    *bellp = cb_load32(&lc->down_hot->bell, CB_ACQUIRE);
+    /* Relaxed, and before the second look: a bell after this look changes the word, so the futex call
+     * does not sleep on it; a bell before it was fenced behind what the second look, behind our fence,
+     * then finds. */
+    *bellp = cb_load32(&lc->down_hot->bell, CB_RELAXED);
     lc->parked = (lc->parked + 1) | 1;
     /* Relaxed, then full: the epoch before the second look. The daemon publishes, fences, looks
      * here. */

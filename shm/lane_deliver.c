@@ -202,8 +202,8 @@ cb_atomic32 *cb_lane_bell(struct cb_lane *lane)
     cb_atomic32 *bell = &lane->down_hot->bell;
 
     lane->bell++;
-    /* Release: what was published comes first. One writer, so the private count is the word. */
-    cb_store32(bell, lane->bell, CB_RELEASE);
+    /* Relaxed: the flush has fenced since it published. One writer, so the private count is the word. */
+    cb_store32(bell, lane->bell, CB_RELAXED);
     return bell;
 }
 
@@ -227,8 +227,8 @@ void cb_lane_notice(struct cb_lane *lane, uint32_t bits)
     if (lane->closed || lane->notice == bits)
         return;
     lane->notice = bits;
-    /* Release, and the flush fences before it looks at parked. */
-    cb_store32(&lane->down_hot->notice, bits, CB_RELEASE);
+    /* Relaxed: the flush fences before it looks at parked. */
+    cb_store32(&lane->down_hot->notice, bits, CB_RELAXED);
     hint(lane);
 }
 
@@ -237,8 +237,8 @@ void cb_lane_close(struct cb_lane *lane, enum cb_closed why)
     if (lane->closed)
         return;
     lane->closed = why;
-    /* Release, and the flush fences before it looks at parked. */
-    cb_store32(&lane->down_hot->closed, why, CB_RELEASE);
+    /* Relaxed: the flush fences before it looks at parked; what has ended is read through ctl. */
+    cb_store32(&lane->down_hot->closed, why, CB_RELAXED);
     hint(lane);
 }
 

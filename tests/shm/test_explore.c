@@ -1,0 +1,14 @@
+/* The explorer over shm's own code is a program of its own, for it replaces <stdatomic.h>. Here it runs
+ * whole: every case completely, every litmus shape with the outcome that C11 fixes. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+Test(explore, every_case_holds, .timeout = 300)
+{
+    const char *build = getenv("CBD_BUILD");
+    char command[512];
+
+    snprintf(command, sizeof command, "%s/tests/explore >&2", build ? build : "build");
+    cr_assert_eq(system(command), 0, "a case fails; run %s for which", command);
+}

@@ -89,7 +89,7 @@ CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUI
 .DELETE_ON_ERROR:
 
 all: $(PROGS) $(CLIENT_OUT) $(EXAMPLES) ## Build cbd, cbctl, libcbclient and the examples into build/
-tests: $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS) $(BUILD)/tests/explore
+tests: $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS) $(BUILD)/tests/explore $(BUILD)/tests/heap_shim.so
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
@@ -165,6 +165,10 @@ $(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 $(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
+# Preloaded into cbd by a system test: never with a sanitizer, which is a heap of its own.
+$(BUILD)/tests/heap_shim.so: tests/system/shim/heap.c
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN) -MMD -MP,$(BASE_CFLAGS)) -fno-builtin $(CFLAGS) -shared -o $@ $<
 $(OBJ)/model/%.o: %.c Makefile
 	$(call say,CC,$< [model])
 	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN),$(BASE_CFLAGS)) -O3 -march=x86-64-v2 -DCB_MODEL $(CFLAGS) -c $< -o $@

@@ -1,0 +1,363 @@
+/* How a daemon starts, refuses to, and ends: exact messages, exit statuses, and nothing left behind. */
+#include <criterion/criterion.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/system/crowd.h"
+
+TestSuite(start, .timeout = 120);
+
+/* cbd with these settings must end with that status and say exactly that. */
+static void expect_refusal(struct system *s, int status, const char *message,
+                           const char *const *settings)
+{
+    char expected[600];
+    truncate(s->log, 0);
+    system_spawn_as(s, geteuid(), settings);
+    cr_assert_not(system_is_ready(s), "it serves in spite of: %s", message);
+    cr_expect_eq(system_wait(s), status, "%s", message);
+    char *log = system_log(s);
+    snprintf(expected, sizeof expected, "cbd: error: %s\n", message);
+    cr_expect_str_eq(log, expected);
+    free(log);
+}
+
+static void write_file(const char *path, const char *bytes, size_t n)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    cr_assert(fd >= 0 && write(fd, bytes, n) == (ssize_t)n);
+    close(fd);
+}
+
+Test(start, bad_settings)
+{
+    struct system s;
+    char file[128], message[512];
+    system_init(&s);
+    expect_refusal(&s, 2, "no setting is called 'max_bach_tokens'; the nearest is max_batch_tokens",
+                   SETTINGS("--model", "null", "--max_bach_tokens", "5"));
+    expect_refusal(&s, 2, "page_size is 3; allowed: 4..65536 tokens", SETTINGS("--page_size", "3"));
+    expect_refusal(&s, 2, "num_blocks is '-1', not a number; allowed: none or 1..16777216 blocks",
+                   SETTINGS("--num_blocks", "-1"));
+    expect_refusal(&s, 2, "scheduler is 'lifo'; allowed: fifo|prefill_first",
+                   SETTINGS("--scheduler", "lifo"));
+    expect_refusal(&s, 2, "--num_blocks has no value", SETTINGS("--num_blocks"));
+    expect_refusal(&s, 2, "can't read /nonexistent: No such file or directory",
+                   SETTINGS("--config", "/nonexistent"));
+    snprintf(file, sizeof file, "%s/conf", s.dir);
+    write_file(file, "model = null\n\nnum_bocks = 4\n", 28);
+    snprintf(message, sizeof message,
+             "%s line 3: no setting is called 'num_bocks'; the nearest is num_blocks", file);
+    expect_refusal(&s, 2, message, SETTINGS("--config", file));
+    write_file(file, "model = null\n[x\n", 16);
+    snprintf(message, sizeof message, "%s line 2: not of the form 'name = value'", file);
+    expect_refusal(&s, 2, message, SETTINGS("--config", file));
+    system_fini(&s);
+}
+
+Test(start, bad_models)
+{
+    struct system s;
+    char file[128], message[512];
+    const char *model = default_model();
+    system_init(&s);
+    expect_refusal(&s, 1, "no model is set; give --model FILE, or --model null", SETTINGS(NULL));
+    expect_refusal(&s, 1,
+                   "/nonexistent.gguf: cannot open the model file: No such file or directory",
+                   SETTINGS("--model", "/nonexistent.gguf"));
+    snprintf(message, sizeof message, "%s: is a directory; name a .gguf file in it", s.dir);
+    expect_refusal(&s, 1, message, SETTINGS("--model", s.dir));
+    snprintf(file, sizeof file, "%s/model.gguf", s.dir);
+    write_file(file, "once upon a time there was a file", 33);
+    snprintf(message, sizeof message,
+             "%s: not a GGUF file: its 33 bytes do not begin with 'GGUF'; name a .gguf model file",
+             file);
+    expect_refusal(&s, 1, message, SETTINGS("--model", file));
+    if (model) {
+        char *bytes = malloc(1000000);
+        int fd = open(model, O_RDONLY | O_CLOEXEC);
+        cr_assert(bytes && fd >= 0 && read(fd, bytes, 1000000) == 1000000);
+        close(fd);
+        write_file(file, bytes, 1000000);
+        free(bytes);
+        truncate(s.log, 0);
+        system_spawn_as(&s, geteuid(), SETTINGS("--model", file));
+        cr_expect_not(system_is_ready(&s));
+        cr_expect_eq(system_wait(&s), 1);
+        system_expect_log(&s, file);
+        system_expect_log(&s, "the file is damaged or cut short; fetch it again\n");
+        truncate(s.log, 0);
+        system_spawn_as(&s, geteuid(), SETTINGS("--model", model, "--num_blocks", "16m"));
+        cr_expect_not(system_is_ready(&s));
+        cr_expect_eq(system_wait(&s), 1);
+        system_expect_log(&s, "not enough memory: needs ");
+        system_expect_log(&s, " MiB free; lower num_blocks or free memory\n");
+    }
+    system_fini(&s);
+}
+
+Test(start, twice_or_where_it_may_not)
+{
+    struct system s, again;
+    char message[512], file[128];
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null"));
+    again = s;
+    again.pid = 0;
+    again.out = -1;
+    snprintf(again.log, sizeof again.log, "%s/log2", s.dir);
+    snprintf(message, sizeof message,
+             "instance %s is already running (%s/%s/lock is locked); stop it, or choose another "
+             "--instance",
+             s.instance, s.dir, s.instance);
+    expect_refusal(&again, 1, message, SETTINGS("--model", "null"));
+    cb_close(system_open(&s, NULL)); /* the first one is unharmed */
+    system_settle(&s);
+    system_fini(&s);
+
+    system_init(&s);
+    snprintf(file, sizeof file, "%s/file", s.dir);
+    write_file(file, "", 0);
+    snprintf(message, sizeof message,
+             "the run directory %s is no directory; remove it, or set runtime_dir", file);
+    expect_refusal(&s, 1, message, SETTINGS("--model", "null", "--runtime_dir", file));
+    system_fini(&s);
+}
+
+Test(start, two_in_the_same_millisecond)
+{
+    for (int round = 0; round < 5; round++) {
+        struct system a, b;
+        system_init(&a);
+        b = a;
+        system_spawn_as(&a, geteuid(), SETTINGS("--model", "null"));
+        system_spawn_as(&b, geteuid(), SETTINGS("--model", "null"));
+        bool a_serves = system_is_ready(&a), b_serves = system_is_ready(&b);
+        cr_assert_neq(a_serves, b_serves, "%d serve", a_serves + b_serves);
+        cr_expect_eq(system_wait(a_serves ? &b : &a), 1);
+        system_fini(a_serves ? &a : &b);
+    }
+}
+
+Test(start, a_directory_that_is_not_writable)
+{
+    struct system s;
+    char message[512];
+    if (geteuid() != 0) {
+        fprintf(stderr, "skipped: only root can become another user\n");
+        return;
+    }
+    system_init(&s);
+    write_file(s.log, "", 0);
+    system_spawn_as(&s, 65534, SETTINGS("--model", "null"));
+    cr_expect_not(system_is_ready(&s));
+    cr_expect_eq(system_wait(&s), 1);
+    snprintf(
+        message, sizeof message,
+        "cbd: error: the run directory %s is not writable: Permission denied; see runtime_dir\n",
+        s.dir);
+    char *log = system_log(&s);
+    cr_expect_str_eq(log, message);
+    free(log);
+    system_fini(&s);
+}
+
+/* What others may have put in the way of STATUS: another name is taken, and the monitors are told. */
+Test(start, status_names_that_are_taken)
+{
+    struct system s;
+    char name[128];
+    for (int way = 0; way < 3; way++) {
+        system_init(&s);
+        snprintf(name, sizeof name, "/dev/shm/cbd.%u.%s.status", geteuid(), s.instance);
+        if (way == 0) { /* left by a dead daemon: nobody holds its lock */
+            write_file(name, "old", 3);
+        } else if (way == 1) {
+            cr_assert_eq(symlink("/etc/passwd", name), 0);
+        } else {
+            cr_assert_eq(mkdir(name, 0777), 0);
+        }
+        system_spawn_as(&s, geteuid(), SETTINGS("--model", "null"));
+        cr_assert(system_is_ready(&s), "way %d", way);
+        cr_expect_geq(system_counter(&s, "blocks_total"), 1);
+        cb_close(system_open(&s, NULL));
+        system_signal(&s, SIGTERM);
+        cr_expect_eq(system_wait(&s), 0);
+        if (way > 0)
+            cr_expect_eq(way == 1 ? unlink(name) : rmdir(name), 0,
+                         "it took away what is not its own");
+        cr_expect_lt(access(name, F_OK), 0);
+        system_fini(&s);
+    }
+}
+
+Test(start, no_room_in_dev_shm)
+{
+    struct system s;
+    if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
+        mount("none", "/dev/shm", "tmpfs", 0, "size=4096") < 0) {
+        fprintf(stderr, "skipped: no mount namespace of one's own here\n");
+        return;
+    }
+    write_file("/dev/shm/full", "x", 1);
+    system_init(&s);
+    truncate(s.log, 0);
+    system_spawn_as(&s, geteuid(), SETTINGS("--model", "null"));
+    cr_expect_not(system_is_ready(&s));
+    cr_expect_eq(system_wait(&s), 1);
+    system_expect_log(&s, "no room in /dev/shm for ");
+    system_expect_log(&s, "remove files there, or mount it larger (size=, --shm-size)");
+    cr_expect_eq(unlink("/dev/shm/full"), 0);
+    system_start(&s, SETTINGS("--model", "null")); /* with room, in what the failed one left */
+    system_fini(&s);
+}
+
+/* ---- the end ------------------------------------------------------------------------------------ */
+
+static void send_prompt(struct cb_handle *h, uint32_t limit, uint64_t *idp)
+{
+    static const uint32_t prompt[] = {1, 2, 3, 4};
+    struct cb_request r;
+    cb_request_init(&r);
+    r.ids = prompt;
+    r.n_ids = 4;
+    r.max_new_tokens = limit;
+    r.flags = CB_IGNORE_EOS;
+    cr_assert_eq(cb_submit(h, &r, idp), 0, "%s", cb_message());
+}
+
+static void wait_end(struct cb_handle *h, uint64_t id, struct cb_event *event)
+{
+    do
+        cr_assert_eq(cb_wait(h, id, event, HANG_MS), 1, "%s", cb_message());
+    while (event->type == CB_EVENT_TOKENS);
+}
+
+/* A daemon with one request that streams and two that wait for their turn. */
+static struct cb_handle *start_busy(struct system *s, uint32_t limit, uint64_t ids[3],
+                                    const char *timeout)
+{
+    struct cb_event event;
+    system_init(s);
+    system_start(s, SETTINGS("--model", "null", "--null_step_us", "2000", "--drain_timeout",
+                             timeout, "--max_requests_per_batch", "1"));
+    struct cb_handle *h = system_open(s, NULL);
+    for (int i = 0; i < 3; i++)
+        send_prompt(h, limit, &ids[i]);
+    cr_assert_eq(cb_wait(h, ids[0], &event, HANG_MS), 1);
+    system_await(s, "requests_accepted", 3);
+    return h;
+}
+
+static void expect_draining(struct system *s, struct cb_handle *h)
+{
+    struct cb_options options;
+    struct cb_handle *other;
+    struct cb_event event;
+    uint64_t id;
+    system_await(s, "draining", 1);
+    send_prompt(h, 1, &id);
+    wait_end(h, id, &event);
+    cr_expect_eq(event.type, CB_EVENT_REJECTED);
+    cr_expect_eq(event.status, CB_DRAINING);
+    cb_release(h, id);
+    cb_options_init(&options);
+    cr_expect_eq(system_try_open(s, &options, &other), CB_DRAINING);
+}
+
+Test(start, sigterm_drains)
+{
+    static const int signals[] = {SIGTERM, SIGINT};
+    for (int i = 0; i < 3; i++) {
+        struct system s;
+        uint64_t ids[3];
+        struct cb_event event;
+        struct cb_handle *h = start_busy(&s, 60, ids, "30");
+        if (i < 2) {
+            system_signal(&s, signals[i]);
+        } else {
+            struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "drain"));
+            cr_expect_eq(o.status, 0, "%s", o.err);
+            output_free(&o);
+        }
+        expect_draining(&s, h);
+        for (int k = 0; k < 3; k++) {
+            wait_end(h, ids[k], &event);
+            cr_expect_eq(event.end, CB_END_LENGTH, "request %d ends with %u, %d", k, event.end,
+                         event.status);
+            cr_expect_eq(event.first + event.n_ids, 60);
+        }
+        cr_expect_eq(system_wait(&s), 0);
+        cr_expect(cb_wait(h, 0, &event, HANG_MS) == CB_LOST);
+        cb_close(h);
+        system_expect_log(&s, "cbd: stopped\n");
+        system_fini(&s);
+    }
+}
+
+/* The drain is over at once when nothing runs, whoever is connected. */
+Test(start, sigterm_with_idle_clients)
+{
+    struct system s;
+    struct cb_event event;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null"));
+    struct cb_handle *h = system_open(&s, NULL);
+    system_signal(&s, SIGTERM);
+    cr_expect_eq(system_wait(&s), 0);
+    cr_expect_eq(cb_wait(h, 0, &event, HANG_MS), CB_LOST);
+    cb_close(h);
+    system_fini(&s);
+}
+
+static void expect_cut_short(struct system *s, struct cb_handle *h, const uint64_t ids[3])
+{
+    struct cb_event event;
+    cr_expect_eq(system_wait(s), 0);
+    for (int k = 0; k < 3; k++) {
+        wait_end(h, ids[k], &event);
+        cr_expect_eq(event.end, CB_END_ERROR);
+        cr_expect(event.status == CB_STOPPED || event.status == CB_LOST, "status %d", event.status);
+    }
+    cb_close(h);
+    system_fini(s);
+}
+
+Test(start, a_drain_that_takes_too_long)
+{
+    struct system s;
+    uint64_t ids[3];
+    struct cb_handle *h = start_busy(&s, 50000, ids, "1");
+    system_signal(&s, SIGTERM);
+    expect_draining(&s, h);
+    expect_cut_short(&s, h, ids);
+}
+
+Test(start, a_second_sigterm_stops_at_once)
+{
+    struct system s;
+    uint64_t ids[3];
+    struct cb_handle *h = start_busy(&s, 50000, ids, "3600");
+    system_signal(&s, SIGTERM);
+    expect_draining(&s, h);
+    system_signal(&s, SIGTERM);
+    expect_cut_short(&s, h, ids);
+}
+
+Test(start, the_command_stop_stops_at_once)
+{
+    struct system s;
+    uint64_t ids[3];
+    struct cb_handle *h = start_busy(&s, 50000, ids, "3600");
+    struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "stop"));
+    cr_expect_eq(o.status, 0, "%s", o.err);
+    output_free(&o);
+    expect_cut_short(&s, h, ids);
+}

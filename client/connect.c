@@ -153,6 +153,11 @@ static bool all_zero(const uint8_t *bytes, size_t n)
     return true;
 }
 
+static const char *name_of(const struct cb_options *options)
+{
+    return options->name ? options->name : program_invocation_short_name;
+}
+
 static int send_hello(const struct cb_handle *h, const struct cb_options *options)
 {
     struct cb_hello hello = {
@@ -167,8 +172,7 @@ static int send_hello(const struct cb_handle *h, const struct cb_options *option
         .pool_bytes = options->pool_bytes,
     };
     snprintf(hello.libc, sizeof(hello.libc), "glibc-%s", gnu_get_libc_version());
-    snprintf(hello.name, sizeof(hello.name), "%s",
-             options->name ? options->name : program_invocation_short_name);
+    snprintf(hello.name, sizeof(hello.name), "%s", name_of(options));
     if (send(h->sock, &hello, sizeof(hello), MSG_NOSIGNAL) != (ssize_t)sizeof(hello))
         return errno == EPIPE || errno == ECONNRESET
                    ? cb_fail_at("the daemon hung up during the handshake", CB_LOST, 0, 0)
@@ -326,6 +330,7 @@ int cb_connect_shake_hands(struct cb_handle *h, const struct cb_options *options
             close(fds[i]);
     if (r)
         return r;
+    cb_lane_client_set_name(h->lane, name_of(options));
     r = cb_doorbell_send(h->sock, CB_RECORD_READY);
     return r ? cb_fail_at("the daemon hung up during the handshake", CB_LOST, 0, 0) : 0;
 }

@@ -69,8 +69,8 @@ static int map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct c
 /* A memfd of `bytes`, every page allocated, 0600, not yet sealed. */
 static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *why)
 {
-    static const char advice[] =
-        "lower lane_slots, lane_arena or lane_pool, or raise the memory limit (cgroup)";
+    static const char advice[] = "lower lane_slots, lane_arena_bytes or lane_pool_tokens, or raise "
+                                 "the memory limit (cgroup)";
     char what[96];
     int fd, r;
 

@@ -14,7 +14,7 @@
     X(requests_active,        GAUGE,   "requests", "running now")                                          \
     X(requests_waiting,       GAUGE,   "requests", "admitted, not yet running")                            \
     X(tokens_prefill,         COUNTER, "tokens",   "prompt tokens computed")                               \
-    X(tokens_decode,          COUNTER, "tokens",   "tokens generated")                                     \
+    X(tokens_decode,          COUNTER, "tokens",   "generated, but for each request's first")                \
     X(tokens_prefix_hit,      COUNTER, "tokens",   "prompt tokens found in the cache")                     \
     X(steps,                  COUNTER, "steps",    "engine steps that ran something")                      \
     X(soft_resets,            COUNTER, "requests", "preempted for want of cache and computed again")       \

@@ -43,7 +43,15 @@ static const char *cell(const json_t *value, char out[CELL_BYTES])
     return out;
 }
 
-/* Columns are the keys of the first row, in its order. */
+static bool is_among(const char *key, const char *const *keys, size_t n)
+{
+    while (n > 0)
+        if (strcmp(keys[--n], key) == 0)
+            return true;
+    return false;
+}
+
+/* Columns are the keys of all rows, in the order of their coming: not every row has all. */
 static void print_table(const json_t *rows)
 {
     const char *keys[COLUMNS_MAX];
@@ -53,11 +61,14 @@ static void print_table(const json_t *rows)
     const char *key;
     json_t *row, *value;
 
-    json_object_foreach(json_array_get(rows, 0), key, value)
+    json_array_foreach(rows, i, row)
     {
-        if (n < COLUMNS_MAX) {
-            keys[n] = key;
-            width[n++] = (int)strlen(key);
+        json_object_foreach(row, key, value)
+        {
+            if (n < COLUMNS_MAX && !is_among(key, keys, n)) {
+                keys[n] = key;
+                width[n++] = (int)strlen(key);
+            }
         }
     }
     json_array_foreach(rows, i, row)

@@ -1,0 +1,404 @@
+/* Every command of cbctl against a real daemon, as programs and as people use it. */
+#include <criterion/criterion.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "shm/stats_table.h"
+#include "tests/system/fixture.h"
+
+TestSuite(cbctl, .timeout = 120);
+
+static void start_null(struct system *s)
+{
+    system_init(s);
+    system_start(s, SETTINGS("--model", "null"));
+}
+
+static void expect_keys(const json_t *o, const char *const *keys)
+{
+    char *text = json_dumps(o, JSON_COMPACT | JSON_ENCODE_ANY);
+    for (; *keys; keys++)
+        cr_expect(json_object_get(o, *keys), "no key %s in %s", *keys, text);
+    free(text);
+}
+
+/* cbctl -i INSTANCE WORDS...: its status, and a part of what it prints to each. */
+static void expect_output(const struct system *s, int status, const char *out, const char *err,
+                          const char *const *words)
+{
+    const char *arguments[32] = {"-i", s->instance};
+    size_t n = 2;
+    while (*words && n < 31)
+        arguments[n++] = *words++;
+    struct output o = system_run(s, NULL, "cbctl", arguments);
+    cr_expect_eq(o.status, status, "cbctl %s ended with %d: %s%s", arguments[2], o.status, o.out,
+                 o.err);
+    cr_expect(strstr(o.out, out), "cbctl %s prints %s, not %s", arguments[2], o.out, out);
+    cr_expect(strstr(o.err, err), "cbctl %s complains %s, not %s", arguments[2], o.err, err);
+    output_free(&o);
+}
+
+/* A list, whether it comes bare or under its name. */
+static json_t *list_of(json_t *reply, const char *name)
+{
+    json_t *list = json_is_array(reply) ? reply : json_object_get(reply, name);
+    cr_assert(json_is_array(list), "no list %s", name);
+    return list;
+}
+
+Test(cbctl, status)
+{
+    static const char *const counters[] = {
+#define X(name, kind, unit, meaning) #name,
+        CB_STATS_TABLE(X)
+#undef X
+            NULL};
+    struct system s;
+    start_null(&s);
+    json_t *o = system_cbctl(&s, SETTINGS("status"));
+    expect_keys(o, SETTINGS("state", "instance", "version", "pid", "started_unix_s", "model",
+                            "arch", "backend", "isa", "threads", "loop", "vocabulary", "context",
+                            "page_size", "max_batch_tokens", "boot_id", "fingerprint", "counters"));
+    expect_keys(json_object_get(o, "counters"), counters);
+    cr_expect_str_eq(json_string_value(json_object_get(o, "state")), "serving");
+    cr_expect_str_eq(json_string_value(json_object_get(o, "instance")), s.instance);
+    cr_expect_eq(json_integer_value(json_object_get(o, "pid")), s.pid);
+    json_decref(o);
+    expect_output(&s, 0, "serving", "", SETTINGS("status"));
+    system_settle(&s);
+    system_fini(&s);
+}
+
+Test(cbctl, clients_requests_and_cancel)
+{
+    static const uint32_t prompt[] = {1, 2, 3};
+    struct system s;
+    struct cb_options options;
+    struct cb_event event;
+    struct cb_request r;
+    uint64_t ids[2];
+    char name[64];
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--null_step_us", "1000"));
+    expect_output(&s, 0, "", "", SETTINGS("requests"));
+    cb_options_init(&options);
+    options.name = "a client\033[1m";
+    struct cb_handle *h = system_open(&s, &options);
+    cb_request_init(&r);
+    r.ids = prompt;
+    r.n_ids = 3;
+    r.max_new_tokens = 100000;
+    r.flags = CB_IGNORE_EOS;
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(cb_submit(h, &r, &ids[i]), 0, "%s", cb_message());
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(cb_wait(h, ids[i], &event, HANG_MS), 1);
+
+    json_t *o = system_cbctl(&s, SETTINGS("clients"));
+    const json_t *row = json_array_get(list_of(o, "clients"), 0);
+    expect_keys(row, SETTINGS("lane", "state", "uid", "pid", "name", "slots", "active", "requests",
+                              "results", "unread", "bytes"));
+    cr_expect_eq(json_integer_value(json_object_get(row, "active")), 2);
+    cr_expect_eq(json_integer_value(json_object_get(row, "pid")), getpid());
+    json_decref(o);
+    struct output shown = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "clients"));
+    cr_expect(strstr(shown.out, "a client"));
+    cr_expect_null(strchr(shown.out, '\033'), "a client's name steers the terminal");
+    output_free(&shown);
+
+    o = system_cbctl(&s, SETTINGS("requests"));
+    cr_assert_eq(json_array_size(list_of(o, "requests")), 2);
+    row = json_array_get(list_of(o, "requests"), 1);
+    expect_keys(row,
+                SETTINGS("lane", "slot", "uid", "pid", "phase", "prompt_tokens", "generated_tokens",
+                         "max_new_tokens", "cached_tokens", "blocks", "soft_resets", "age_ms"));
+    cr_expect_str_eq(json_string_value(json_object_get(row, "phase")), "decoding");
+    /* Which of the two that is, tells its end. */
+    snprintf(name, sizeof name, "%d:%d", (int)json_integer_value(json_object_get(row, "lane")),
+             (int)json_integer_value(json_object_get(row, "slot")));
+    json_decref(o);
+    json_decref(system_cbctl(&s, SETTINGS("cancel", name)));
+    do
+        cr_assert_eq(cb_wait(h, 0, &event, HANG_MS), 1, "%s", cb_message());
+    while (event.type == CB_EVENT_TOKENS);
+    cr_expect_eq(event.end, CB_END_CANCELLED);
+    expect_output(&s, 1, "", "no request", SETTINGS("cancel", name));
+    expect_output(&s, 1, "", "no such lane", SETTINGS("cancel", "4000000"));
+    expect_output(&s, 1, "", "LANE", SETTINGS("cancel", "x"));
+    expect_output(&s, 2, "", "usage", SETTINGS("cancel"));
+    uint64_t other = event.id == ids[0] ? ids[1] : ids[0];
+    cr_assert_eq(cb_wait(h, other, &event, HANG_MS), 1);
+    cr_expect_eq(event.type, CB_EVENT_TOKENS, "the other request ended too");
+    cb_close(h);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+Test(cbctl, settings)
+{
+    struct system s;
+    start_null(&s);
+    json_t *o = system_cbctl(&s, SETTINGS("settings"));
+    json_t *list = list_of(o, "settings"), *row;
+    size_t i;
+    bool found = false;
+    cr_expect_gt(json_array_size(list), 40);
+    json_array_foreach(list, i, row)
+    {
+        expect_keys(row,
+                    SETTINGS("name", "value", "default", "bounds", "source", "live", "meaning"));
+        if (strcmp(json_string_value(json_object_get(row, "name")), "model") == 0) {
+            found = true;
+            cr_expect_str_eq(json_string_value(json_object_get(row, "value")), "null");
+            cr_expect_str_eq(json_string_value(json_object_get(row, "source")), "command line");
+        }
+    }
+    cr_expect(found);
+    json_decref(o);
+    expect_output(&s, 0, "max_batch_tokens", "", SETTINGS("settings"));
+    expect_output(&s, 0, "", "", SETTINGS("settings", "net_ms", "750"));
+    expect_output(&s, 0, "750", "", SETTINGS("settings", "net_ms"));
+    expect_output(&s, 1, "", "net_ms is 5; allowed: 100..3600000 ms",
+                  SETTINGS("settings", "net_ms", "5"));
+    expect_output(&s, 1, "", "the nearest is net_ms", SETTINGS("settings", "net_mss", "500"));
+    expect_output(&s, 1, "", "page_size", SETTINGS("settings", "page_size", "64"));
+    expect_output(&s, 2, "", "usage", SETTINGS("settings", "a", "b", "c"));
+    system_settle(&s);
+    system_fini(&s);
+}
+
+Test(cbctl, wrong_usage_and_no_daemon)
+{
+    struct system s;
+    system_init(&s);
+    expect_output(&s, 1, "", "no daemon serves this instance", SETTINGS("status"));
+    expect_output(&s, 1, "", "no daemon serves this instance", SETTINGS("run", "x"));
+    expect_output(&s, 1, "", "no daemon serves this instance", SETTINGS("bench"));
+    expect_output(&s, 2, "", "no command \"nonsense\"", SETTINGS("nonsense"));
+    expect_output(&s, 2, "", "-n is \"x\"", SETTINGS("run", "-n", "x", "text"));
+    expect_output(&s, 2, "", "is no list of token ids", SETTINGS("run", "--ids-in", "1 x"));
+    expect_output(&s, 2, "", "can't open /nonexistent", SETTINGS("run", "--file", "/nonexistent"));
+    expect_output(&s, 0, "Commands", "", SETTINGS("--help"));
+    expect_output(&s, 0, "--max-new-tokens", "", SETTINGS("run", "--help"));
+    system_fini(&s);
+}
+
+/* ---- run ---------------------------------------------------------------------------------------- */
+
+/* The JSON lines of `cbctl run --json ARGUMENTS...`, n of them, and its exit status. */
+static int run_json(const struct system *s, const char *input, json_t **lines, size_t n,
+                    const char *const *arguments)
+{
+    const char *all[32] = {"-i", s->instance, "run", "--json"};
+    size_t k = 4;
+    while (*arguments && k < 31)
+        all[k++] = *arguments++;
+    struct output o = system_run(s, input, "cbctl", all);
+    char *text = o.out;
+    for (k = 0; k < n; k++) {
+        json_error_t error;
+        char *end = strchr(text, '\n');
+        cr_assert(end, "%zu lines, not %zu: %s%s", k, n, o.out, o.err);
+        lines[k] = json_loadb(text, (size_t)(end - text), 0, &error);
+        cr_assert(lines[k], "no JSON: %s", text);
+        cr_expect_eq(json_integer_value(json_object_get(lines[k], "index")), (json_int_t)k);
+        text = end + 1;
+    }
+    cr_expect_str_eq(text, "", "more lines than prompts");
+    int status = o.status;
+    output_free(&o);
+    return status;
+}
+
+static const char *reason(const json_t *line)
+{
+    return json_string_value(json_object_get(line, "finish_reason"));
+}
+
+static void drop(json_t **lines, size_t n)
+{
+    while (n > 0)
+        json_decref(lines[--n]);
+}
+
+Test(cbctl, run_gives_the_same_in_every_form)
+{
+    struct system s;
+    json_t *lines[4], *again[1];
+    start_null(&s);
+    cr_assert_eq(run_json(&s, NULL, lines, 4,
+                          SETTINGS("-n", "12", "--seed", "5", "--temperature", "0.8", "--ids-in",
+                                   "1 2 3", "--ids-in", "4,5", "One", "Two")),
+                 0);
+    for (int i = 0; i < 4; i++) {
+        expect_keys(lines[i], SETTINGS("index", "prompt_ids", "ids", "text", "finish_reason",
+                                       "seed", "usage", "times"));
+        expect_keys(json_object_get(lines[i], "usage"),
+                    SETTINGS("prompt_tokens", "completion_tokens", "prefix_tokens"));
+        expect_keys(json_object_get(lines[i], "times"),
+                    SETTINGS("queued_ms", "first_token_ms", "total_ms"));
+        cr_expect_eq(json_array_size(json_object_get(lines[i], "ids")), 12);
+        cr_expect_str_eq(reason(lines[i]), "length");
+        cr_expect_eq(json_integer_value(json_object_get(lines[i], "seed")), 5);
+    }
+    cr_expect_eq(json_array_size(json_object_get(lines[0], "prompt_ids")), 3);
+    cr_expect_eq(json_array_size(json_object_get(lines[1], "prompt_ids")), 2);
+    /* From standard input, from a file, as text and as ids: what it was among the four. */
+    cr_assert_eq(
+        run_json(&s, "One", again, 1, SETTINGS("-n", "12", "--seed", "5", "--temperature", "0.8")),
+        0);
+    cr_expect(json_equal(json_object_get(again[0], "ids"), json_object_get(lines[2], "ids")));
+    drop(again, 1);
+    cr_assert_eq(run_json(&s,
+                          "{\"ids\": [1, 2, 3], \"seed\": 5, \"temperature\": 0.8, "
+                          "\"max_new_tokens\": 12}\n",
+                          again, 1, SETTINGS("--file", "-")),
+                 0);
+    cr_expect(json_equal(json_object_get(again[0], "ids"), json_object_get(lines[0], "ids")));
+    drop(again, 1);
+
+    const char *text = json_string_value(json_object_get(lines[3], "text"));
+    struct output o = system_run(&s, NULL, "cbctl",
+                                 SETTINGS("-i", s.instance, "run", "-n", "12", "--seed", "5",
+                                          "--temperature", "0.8", "Two"));
+    cr_expect_eq(o.status, 0, "%s", o.err);
+    cr_expect(strncmp(o.out, text, strlen(text)) == 0 && strcmp(o.out + strlen(text), "\n") == 0,
+              "%s is not %s", o.out, text);
+    output_free(&o);
+    o = system_run(&s, NULL, "cbctl",
+                   SETTINGS("-i", s.instance, "run", "-n", "12", "--seed", "5", "--temperature",
+                            "0.8", "--ids", "--ids-in", "4 5"));
+    cr_expect_eq(o.status, 0, "%s", o.err);
+    const char *p = o.out;
+    json_t *ids = json_object_get(lines[1], "ids"), *id;
+    size_t i;
+    json_array_foreach(ids, i, id)
+    {
+        char *end;
+        cr_expect_eq(strtol(p, &end, 10), json_integer_value(id), "%s", o.out);
+        p = end;
+    }
+    output_free(&o);
+    drop(lines, 4);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+Test(cbctl, run_stops)
+{
+    struct system s;
+    json_t *lines[1];
+    char stop[8] = "", id[16];
+    start_null(&s);
+    cr_assert_eq(run_json(&s, NULL, lines, 1, SETTINGS("-n", "50", "--ignore-eos", "Stop")), 0);
+    const char *whole = json_string_value(json_object_get(lines[0], "text"));
+    /* Some printable character in the middle of what it says without a stop. */
+    const char *at = whole + strlen(whole) / 2;
+    while (*at && (*at < '!' || *at > '~'))
+        at++;
+    cr_assert(*at, "nothing to stop at in %s", whole);
+    stop[0] = *at;
+    char *expected = strndup(whole, strcspn(whole, stop));
+    snprintf(id, sizeof id, "%d",
+             (int)json_integer_value(json_array_get(json_object_get(lines[0], "ids"), 10)));
+    drop(lines, 1);
+    cr_assert_eq(run_json(&s, NULL, lines, 1,
+                          SETTINGS("-n", "50", "--ignore-eos", "--stop", "\x01never", "--stop",
+                                   stop, "Stop")),
+                 0);
+    cr_expect_str_eq(reason(lines[0]), "stop");
+    cr_expect_str_eq(json_string_value(json_object_get(lines[0], "text")), expected);
+    cr_expect_eq(json_integer_value(json_object_get(lines[0], "stop_index")), 1);
+    drop(lines, 1);
+    cr_assert_eq(
+        run_json(&s, NULL, lines, 1, SETTINGS("-n", "50", "--ignore-eos", "--stop-id", id, "Stop")),
+        0);
+    cr_expect_str_eq(reason(lines[0]), "stop");
+    cr_expect_leq(json_array_size(json_object_get(lines[0], "ids")), 11);
+    drop(lines, 1);
+    free(expected);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+Test(cbctl, run_from_a_file_with_mixed_options)
+{
+    static const char file[] =
+        "{\"text\": \"One\", \"max_new_tokens\": 3}\n"
+        "\n"
+        "{\"ids\": [1, 2, 99999999], \"max_new_tokens\": 3}\n"
+        "{\"ids\": [7], \"max_new_tokens\": 5, \"temperature\": 1.0, \"seed\": 9, \"top_k\": 40, "
+        "\"top_p\": 0.9}\n"
+        "{\"text\": \"Late\", \"max_new_tokens\": 100000, \"deadline_ms\": 30, \"ignore_eos\": "
+        "true}\n"
+        "{\"ids\": [8], \"temperature\": -1}\n"
+        "{\"ids\": []}\n"
+        "{\"text\": \"Two\", \"stop\": [\"\\u0001never\"], \"stop_ids\": [3, 4]}\n";
+    struct system s;
+    json_t *lines[7];
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--null_step_us", "500"));
+    cr_expect_eq(run_json(&s, file, lines, 7, SETTINGS("-n", "4", "--file", "-")), 1);
+    cr_expect_str_eq(reason(lines[0]), "length");
+    cr_expect_eq(json_array_size(json_object_get(lines[0], "ids")), 3);
+    cr_expect_eq(json_integer_value(json_object_get(lines[1], "status")), CB_BAD_TOKEN);
+    cr_expect_eq(json_array_size(json_object_get(lines[2], "ids")), 5);
+    cr_expect_eq(json_integer_value(json_object_get(lines[2], "seed")), 9);
+    cr_expect_str_eq(reason(lines[3]), "deadline");
+    cr_expect_eq(json_integer_value(json_object_get(lines[4], "status")), CB_BAD_TEMPERATURE);
+    cr_expect_eq(json_integer_value(json_object_get(lines[5], "status")), CB_EMPTY_PROMPT);
+    cr_expect_eq(json_array_size(json_object_get(lines[6], "ids")), 4, "-n is the default");
+    for (int i = 1; i < 6; i++)
+        if (i != 2 && i != 3) {
+            cr_expect_str_eq(reason(lines[i]), "error");
+            cr_expect(json_is_string(json_object_get(lines[i], "error")));
+        }
+    drop(lines, 7);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+Test(cbctl, run_is_interrupted)
+{
+    struct system s;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--null_step_us", "1000"));
+    for (int as_json = 0; as_json < 2; as_json++) {
+        struct running r =
+            system_run_begin(&s, NULL, "cbctl",
+                             SETTINGS("-i", s.instance, "run", "-n", "100000", "--ignore-eos",
+                                      "One", "Two", as_json ? "--json" : NULL));
+        system_await(&s, "requests_active", 2);
+        kill(r.pid, SIGINT);
+        struct output o = system_run_end(&r);
+        cr_expect_eq(o.status, 130, "%s", o.err);
+        cr_expect(!as_json || strstr(o.out, "\"finish_reason\":\"cancelled\""), "%s", o.out);
+        output_free(&o);
+        cr_expect_eq(system_counter(&s, "requests_cancelled"), 2u * (unsigned)(as_json + 1));
+        system_settle(&s);
+    }
+    system_fini(&s);
+}
+
+Test(cbctl, bench)
+{
+    struct system s;
+    start_null(&s);
+    json_t *o = system_cbctl(&s, SETTINGS("bench", "--requests", "8", "--prompt-tokens", "32",
+                                          "--new-tokens", "16", "--processes", "3"));
+    const char *const *keys =
+        SETTINGS("prefill_tok_s", "decode_tok_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50",
+                 "itl_ms_p99", "submit_us_p50", "submit_us_p99");
+    expect_keys(o, keys);
+    for (; *keys; keys++)
+        cr_expect(json_is_number(json_object_get(o, *keys)), "%s is no number", *keys);
+    json_decref(o);
+    cr_expect_eq(system_counter(&s, "tokens_prefill"), 2 * 8 * 32);
+    cr_expect_eq(system_counter(&s, "tokens_decode"), 8 * 15);
+    expect_output(&s, 0, "prefill", "", SETTINGS("bench", "--requests", "2", "--new-tokens", "4"));
+    system_settle(&s);
+    system_fini(&s);
+}

@@ -45,8 +45,7 @@ static bool has_room(struct buf *reply, bool *cutp)
     return false;
 }
 
-/* ---- watching -----------------------------------------------------------------------------------
- */
+/* ---- watching -------------------------------------------------------------------------------- */
 
 static void hex(struct buf *reply, const char *key, const uint64_t id[2])
 {
@@ -193,8 +192,7 @@ static int command_settings(struct daemon *d, const struct client *who, const ch
     return CB_OK;
 }
 
-/* ---- changing -----------------------------------------------------------------------------------
- */
+/* ---- changing -------------------------------------------------------------------------------- */
 
 static int command_set(struct daemon *d, const struct client *who, const char *argument,
                        struct buf *reply)

@@ -48,8 +48,7 @@ int clients_new(struct clients **clientsp, const struct clients_config *config)
     return 0;
 }
 
-/* ---- quotas -------------------------------------------------------------------------------------
- */
+/* ---- quotas ---------------------------------------------------------------------------------- */
 
 static bool quota_is_idle(const struct quota *q)
 {
@@ -93,8 +92,7 @@ static void quota_settle(struct clients *c, struct quota *q)
         quota_release(c, q);
 }
 
-/* ---- connections --------------------------------------------------------------------------------
- */
+/* ---- connections ----------------------------------------------------------------------------- */
 
 static void handshake_due(struct loop_timer *t)
 {
@@ -204,8 +202,7 @@ void clients_is_admin(struct clients *c, struct client *cl)
     cl->state = CLIENT_ADMIN;
 }
 
-/* ---- lanes --------------------------------------------------------------------------------------
- */
+/* ---- lanes ----------------------------------------------------------------------------------- */
 
 static void lane_unmap(struct client *cl)
 {
@@ -325,8 +322,7 @@ void clients_lane_live(struct clients *c, struct client *cl)
     cb_stats_add(c->config.stats, CB_STAT_lanes_opened, 1);
 }
 
-/* ---- the end ------------------------------------------------------------------------------------
- */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void client_release(struct clients *c, struct client *cl)
 {
@@ -481,8 +477,7 @@ struct clients *clients_free(struct clients *c)
     return NULL;
 }
 
-/* ---- audit --------------------------------------------------------------------------------------
- */
+/* ---- audit ----------------------------------------------------------------------------------- */
 
 static int quota_check(const struct clients *c, const struct quota *q, const char **whyp)
 {

@@ -137,8 +137,8 @@ void clients_is_admin(struct clients *c, struct client *cl);
  * one that is GONE. */
 void clients_close(struct clients *c, struct client *cl, enum cb_closed why);
 
-/* Publishes what happened in a lane and rings its client if it sleeps; closes it if it is broken.
- */
+/* Publishes what happened in a lane and rings its client if it sleeps; closes it if it is
+ * broken. */
 void clients_flush(struct clients *c, struct client *cl);
 
 /* The slot's request is over (deliver), or was accepted (intake): charges. */

@@ -78,8 +78,7 @@ void control_refuse_all(struct control *c)
     c->refuses = true;
 }
 
-/* ---- records, pure ------------------------------------------------------------------------------
- */
+/* ---- records, pure --------------------------------------------------------------------------- */
 
 static bool is_zero(const void *bytes, size_t n)
 {
@@ -145,8 +144,7 @@ int control_hello_check(const struct cb_hello *hello, uint32_t detail[2])
     return 0;
 }
 
-/* ---- handshake ----------------------------------------------------------------------------------
- */
+/* ---- handshake ------------------------------------------------------------------------------- */
 
 static void refuse(struct control *c, int fd, int status, const uint32_t detail[2])
 {
@@ -220,8 +218,7 @@ static void handle_hello(struct control *c, struct client *cl, const struct cb_h
         clients_close(c->config.clients, cl, CB_CLOSED_BYE);
 }
 
-/* ---- replies ------------------------------------------------------------------------------------
- */
+/* ---- replies --------------------------------------------------------------------------------- */
 
 static struct reply *reply_take(struct control *c, struct client *cl)
 {
@@ -294,8 +291,7 @@ static void handle_admin(struct control *c, struct client *cl, const struct cb_a
         reply_send(c, cl);
 }
 
-/* ---- connections --------------------------------------------------------------------------------
- */
+/* ---- connections ----------------------------------------------------------------------------- */
 
 static void offend(struct control *c, struct client *cl)
 {

@@ -60,8 +60,7 @@ void daemon_boot(const struct daemon_config *config, const char *version, uint64
     strncpy(boot->version, version, sizeof boot->version - 1);
 }
 
-/* ---- timers -------------------------------------------------------------------------------------
- */
+/* ---- timers ---------------------------------------------------------------------------------- */
 
 static void drain_due(struct loop_timer *t)
 {
@@ -89,8 +88,7 @@ static void watchdog_due(struct loop_timer *t)
     loop_timer_set(d->config.loop, t, d->progress_ns + limit_ns);
 }
 
-/* ---- made and unmade ----------------------------------------------------------------------------
- */
+/* ---- made and unmade ------------------------------------------------------------------------- */
 
 static int make_parts(struct daemon *d)
 {
@@ -199,8 +197,7 @@ struct daemon *daemon_free(struct daemon *d)
     return NULL;
 }
 
-/* ---- the end of service -------------------------------------------------------------------------
- */
+/* ---- the end of service ---------------------------------------------------------------------- */
 
 void daemon_drain(struct daemon *d, const char *why)
 {
@@ -239,8 +236,7 @@ void daemon_settings_changed(struct daemon *d)
     d->clients->has_credit = true; /* a quota may have grown */
 }
 
-/* ---- a turn -------------------------------------------------------------------------------------
- */
+/* ---- a turn ---------------------------------------------------------------------------------- */
 
 /* Publishes what the engine counted since the last turn; notes whether anything moved. */
 static void count(struct daemon *d)

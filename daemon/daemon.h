@@ -68,8 +68,8 @@ void daemon_boot(const struct daemon_config *config, const char *version, uint64
 int daemon_new(struct daemon **daemonp, const struct daemon_config *config);
 struct daemon *daemon_free(struct daemon *d); /* NULL is fine; returns NULL */
 
-/* One turn: serve, take, step, deliver; if there is nothing to do, sleep until something happens.
- */
+/* One turn: serve, take, step, deliver; if there is nothing to do, sleep until something
+ * happens. */
 void daemon_turn(struct daemon *d);
 
 /* Ends it: after what was accepted is done, or at once. Twice is fine. */

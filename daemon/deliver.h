@@ -2,8 +2,8 @@
  *
  * The engine's sink. What a step made is written into each request's lane as it comes;
  * deliver_flush publishes it, once a step, lane by lane, and rings who sleeps. Room for all of it
- * was reserved at admission, so a client that reads nothing delays only itself. Loop thread only.
- */
+ * was reserved at admission, so a client that reads nothing delays only itself. Loop thread
+ * only. */
 #ifndef CB_DAEMON_DELIVER_H
 #define CB_DAEMON_DELIVER_H
 

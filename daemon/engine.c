@@ -125,8 +125,7 @@ uint32_t engine_tokens_max(const struct engine *e)
     return cache < e->info->n_context ? (uint32_t)cache : e->info->n_context;
 }
 
-/* ---- ends
- * ------------------------------------------------------------------------------------------ */
+/* ---- ends ------------------------------------------------------------------------------------ */
 
 /* Decides a request's end, unless it is decided already. */
 static void decide(struct engine *e, struct request *r, enum finish finish, int32_t error)
@@ -184,8 +183,7 @@ static void look(struct engine *e)
     visit_deadlines(e, scheduler_waiting(e->scheduler), now_ns);
 }
 
-/* ---- requests come and go
- * -------------------------------------------------------------------------- */
+/* ---- requests come and go -------------------------------------------------------------------- */
 
 int engine_submit(struct engine *e, const struct request_spec *spec, struct request **requestp)
 {
@@ -212,11 +210,10 @@ void engine_cancel(struct engine *e, struct request *r)
     decide(e, r, FINISH_CANCELLED, 0);
 }
 
-/* ---- one step
- * -------------------------------------------------------------------------------------- */
+/* ---- one step -------------------------------------------------------------------------------- */
 
-/* Makes a block ready for its new holder: 0 or a negative errno. Whether it has memory is asked first, for a
- * block whose populating failed was held as well. */
+/* Makes a block ready for its new holder: 0 or a negative errno. Whether it has memory is asked
+ * first, for a block whose populating failed was held as well. */
 static int prepare_block(struct engine *e, uint32_t block_idx)
 {
     if (block_idx < e->n_populated)
@@ -377,8 +374,7 @@ int engine_populate_some(struct engine *e, size_t bytes)
     return e->n_populated == e->info->n_blocks ? 0 : ENGINE_MORE;
 }
 
-/* ---- watching
- * -------------------------------------------------------------------------------------- */
+/* ---- watching -------------------------------------------------------------------------------- */
 
 void engine_stats(const struct engine *e, struct engine_stats *stats)
 {

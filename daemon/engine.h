@@ -31,8 +31,8 @@ struct engine_sink {
     /* Token `index` (from 0) of the request was made, at time_ns. */
     void (*token)(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
                   uint64_t time_ns);
-    /* The request ended: exactly once for each accepted one. The engine frees r after this returns.
-     */
+    /* The request ended: exactly once for each accepted one. The engine frees r after this
+     * returns. */
     void (*end)(void *ctx, struct request *r, void *owner, const struct request_end *end);
 };
 
@@ -42,21 +42,22 @@ struct engine_config {
     enum scheduler_kind scheduler;
     uint32_t max_requests;    /* accepted and not ended, waiting ones included                    */
     uint64_t max_held_tokens; /* sum of prompt and limit over all of them                         */
-    uint32_t max_batch_tokens;       /* query tokens a step; at most the model's       */
-    uint32_t max_requests_per_batch; /* sequences a step; capped to max_batch_tokens */
-    uint32_t max_blocks_per_request; /* decode fast path: such steps are free of the read budget; 0:
-                                        none */
-    double safety_margin; /* free share of the cache below which new prefills wait; negative: */
-                          /* the scheduler's default (fifo 0.15, prefill_first 0)             */
-    uint32_t step_ms_max; /* prefill of a step is cut to last about this long; 0: off         */
+    uint32_t max_batch_tokens;       /* query tokens a step; at most the model's         */
+    uint32_t max_requests_per_batch; /* sequences a step; capped to max_batch_tokens     */
+    /* Decode fast path: steps of so few blocks each are free of the read budget; 0: none. */
+    uint32_t max_blocks_per_request;
+    /* Free share of the cache below which new prefills wait; negative: the scheduler's default
+     * (fifo 0.15, prefill_first 0). */
+    double safety_margin;
+    uint32_t step_ms_max; /* prefill of a step is cut to last about this long; 0: off */
 };
 
 enum {
-    ENGINE_IDLE = 1, /* nothing to do                                                            */
-    ENGINE_FULL = 2, /* no room for this request now                                             */
-    ENGINE_TOO_BIG = 3, /* no room for it ever: prompt and limit above engine_tokens_max */
+    ENGINE_IDLE = 1,    /* nothing to do                                                        */
+    ENGINE_FULL = 2,    /* no room for this request now                                         */
+    ENGINE_TOO_BIG = 3, /* no room for it ever: prompt and limit above engine_tokens_max        */
     ENGINE_RUNNING = 4, /* a step is on the device: serve others, then call again; never on CPUs */
-    ENGINE_MORE = 5, /* engine_populate_some: not all blocks have memory yet                     */
+    ENGINE_MORE = 5,    /* engine_populate_some: not all blocks have memory yet                 */
 };
 
 /* The model's max_batch_tokens and max_batch_seqs are at least the configuration's. 0 or negative

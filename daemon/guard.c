@@ -1,6 +1,6 @@
-/* The table is written by the loop and read by the handler, which runs on the thread that faulted: the
- * loop, or a worker that copies. `bytes` is stored last and cleared first, so that the handler never
- * sees half a range. */
+/* The table is written by the loop and read by the handler, which runs on the thread that faulted:
+ * the loop, or a worker that copies. `bytes` is stored last and cleared first, so that the handler
+ * never sees half a range. */
 #include "daemon/guard.h"
 
 #include <errno.h>

@@ -1,12 +1,14 @@
-/* daemon/guard.h - against SIGBUS: pages that vanish under a mapping that another process can touch.
+/* daemon/guard.h - against SIGBUS: pages that vanish under a mapping that another process can
+ * touch.
  *
- * A client can punch holes into its UP segment; under strict overcommit reading there can then fail.
- * STATUS has a name, so whoever runs as this uid can truncate it. The guard maps zero pages over the
- * whole range that holds the address, so that the access succeeds, and notes that the range is broken;
- * its owner asks at its convenience. A SIGBUS anywhere else kills, as it should.
+ * A client can punch holes into its UP segment; under strict overcommit reading there can then
+ * fail. STATUS has a name, so whoever runs as this uid can truncate it. The guard maps zero pages
+ * over the whole range that holds the address, so that the access succeeds, and notes that the
+ * range is broken; its owner asks at its convenience. A SIGBUS anywhere else kills, as it should.
  *
  * One guard a process, for a signal's handler has no argument: its ranges are the one state of this
- * program that hangs from nothing. Loop thread only but for the handler, which is async-signal-safe. */
+ * program that hangs from nothing. Loop thread only but for the handler, which is
+ * async-signal-safe. */
 #ifndef CB_DAEMON_GUARD_H
 #define CB_DAEMON_GUARD_H
 

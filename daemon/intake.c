@@ -1,7 +1,7 @@
 /* Cost is counted in work: an entry is one unit and each 64 ids of its prompt another, which is
  * about what copying and checking them takes. A uid's round is QUANTUM units; what it did not use
- * is not saved up, what it used too much (the last prompt may be long) it owes in the next round.
- */
+ * is not saved up, what it used too much (the last prompt may be long) it owes in the next
+ * round. */
 #include "daemon/intake.h"
 
 #include <errno.h>
@@ -56,8 +56,7 @@ void intake_refuse_all(struct intake *i)
     i->refuses = true;
 }
 
-/* ---- one request --------------------------------------------------------------------------------
- */
+/* ---- one request ----------------------------------------------------------------------------- */
 
 /* Everything about the entry itself; brings an open limit to what can be had. */
 static int entry_check(const struct intake *i, const struct client *cl,
@@ -216,11 +215,10 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
     return TAKE_ONE;
 }
 
-/* ---- whose turn ---------------------------------------------------------------------------------
- */
+/* ---- whose turn ------------------------------------------------------------------------------ */
 
-/* One round of one uid: its lanes in turn, an entry each. Returns the units used; *donep: no lane of it
- * has anything that can be taken. A uid in debt from an earlier round is not done. */
+/* One round of one uid: its lanes in turn, an entry each. Returns the units used; *donep: no lane
+ * of it has anything that can be taken. A uid in debt from an earlier round is not done. */
 static int64_t serve_uid(struct intake *i, struct quota *q, bool *donep)
 {
     int64_t used = 0;
@@ -297,8 +295,8 @@ bool intake_drain(struct intake *i)
                 break;
         }
     } while (more && left > 0);
-    /* Whoever took something last comes last next time: when credit returns to a full house, it goes
-     * round. */
+    /* Whoever took something last comes last next time: when credit returns to a full house, it
+     * goes round. */
     if (last) {
         list_remove(&c->used_quotas);
         list_prepend(last, &c->used_quotas);

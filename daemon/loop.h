@@ -1,8 +1,8 @@
 /* daemon/loop.h - how the daemon waits: descriptors, timers, and the socket bells of a step.
  *
  * Three bodies behind one header: io_uring, epoll (for containers that refuse io_uring), and
- * simulation (loop_sim.h). Nothing wakes by itself: with no descriptor ready and no timer due a sleep
- * lasts.
+ * simulation (loop_sim.h). Nothing wakes by itself: with no descriptor ready and no timer due a
+ * sleep lasts.
  *
  * Watches and timers are structs of their owners, linked in while they are active. A watch is level
  * triggered: its `ready` is called at each serve for as long as the descriptor stays ready, so a
@@ -48,13 +48,13 @@ struct loop_timer {
  * that (logged). 0 or negative errno. clock and log must outlive it. */
 int loop_new(struct loop **loopp, enum loop_kind kind, uint32_t n_watches,
              const struct clock *clock, struct log *log);
-struct loop *loop_free(
-    struct loop *l); /* NULL is fine; returns NULL; closes no watched descriptor */
+/* NULL is fine; returns NULL; closes no watched descriptor. */
+struct loop *loop_free(struct loop *l);
 const char *loop_name(const struct loop *l); /* "io_uring", "epoll", "simulation" */
 
 /* Begins to watch w->fd for events (LOOP_READ, LOOP_WRITE). fd, ready and rung are set by the
- * caller; *w stays where it is until it is removed. 0, -ENOSPC (n_watches are active), or -errno.
- */
+ * caller; *w stays where it is until it is removed. 0, -ENOSPC (n_watches are active), or
+ * -errno. */
 int loop_watch(struct loop *l, struct loop_watch *w, uint32_t events);
 /* Changes what is watched for. 0 or -errno. */
 int loop_change(struct loop *l, struct loop_watch *w, uint32_t events);
@@ -65,8 +65,8 @@ void loop_timer_init(struct loop_timer *t, void (*due)(struct loop_timer *t));
 void loop_timer_set(struct loop *l, struct loop_timer *t, uint64_t at_ns);
 void loop_timer_clear(struct loop_timer *t); /* fine on one not set */
 
-/* Queues a BELL record for the socket of a watch; once a step is enough, further ones are the same.
- */
+/* Queues a BELL record for the socket of a watch; once a step is enough, further ones are the
+ * same. */
 void loop_ring(struct loop *l, struct loop_watch *w);
 /* Sends all queued bells, in one submission where the body can, and reports each by `rung`. */
 void loop_ring_flush(struct loop *l);

@@ -1,6 +1,6 @@
-/* The world acts only inside wait, which is where a real daemon can be overtaken without noticing: all
- * else it does is one thread's work on its own state and on shared words, whose races are the business
- * of the memory model's explorer. */
+/* The world acts only inside wait, which is where a real daemon can be overtaken without noticing:
+ * all else it does is one thread's work on its own state and on shared words, whose races are the
+ * business of the memory model's explorer. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -79,8 +79,8 @@ static uint32_t poll_all(struct loop_sim *s)
     return n_ready;
 }
 
-/* Calls the handlers of the n ready ones in a drawn order. Unless all must be told, some are kept for
- * later: they will still be ready then. */
+/* Calls the handlers of the n ready ones in a drawn order. Unless all must be told, some are kept
+ * for later: they will still be ready then. */
 static void tell(struct loop_sim *s, uint32_t n, bool all)
 {
     while (n > 0) {

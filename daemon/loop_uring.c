@@ -139,8 +139,8 @@ static uint32_t poll_events(int result)
            (result & (POLLHUP | POLLERR | POLLRDHUP) ? (uint32_t)LOOP_HUP : 0u);
 }
 
-/* Handles what has completed. Completions are given back before handlers run, for these may submit.
- */
+/* Handles what has completed. Completions are given back before handlers run, for these may
+ * submit. */
 static void uring_reap(struct loop_uring *u)
 {
     struct io_uring_cqe *cqes[CQES_MAX];

@@ -1,7 +1,7 @@
 /* One function sets everything: each source only finds pairs of name and value, and settings_set
  * knows kinds, bounds and words. inih splits the file into pairs; it is fed line by line by our own
- * reader, for only so do we know the number of the line a pair stood on, and that no line was cut.
- */
+ * reader, for only so do we know the number of the line a pair stood on, and that no line was
+ * cut. */
 #include "daemon/settings.h"
 
 #include <ctype.h>
@@ -93,8 +93,7 @@ const char *settings_source_name(enum settings_source source)
     return names[source];
 }
 
-/* ---- values -------------------------------------------------------------------------------------
- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 static bool word_in(const char *words, const char *word)
 {
@@ -272,8 +271,7 @@ void settings_value(const struct settings *set, uint32_t i, char text[SETTINGS_T
     }
 }
 
-/* ---- names --------------------------------------------------------------------------------------
- */
+/* ---- names ----------------------------------------------------------------------------------- */
 
 /* Levenshtein's distance; both at most NAME_MAX_BYTES long. */
 static unsigned distance(const char *a, const char *b)
@@ -372,8 +370,7 @@ void settings_init(struct settings *set)
         (void)value_set((char *)set + offsets[i], &rows[i], rows[i].preset, message);
 }
 
-/* ---- the file -----------------------------------------------------------------------------------
- */
+/* ---- the file -------------------------------------------------------------------------------- */
 
 struct file_read {
     struct settings *set;
@@ -464,8 +461,7 @@ int settings_file(struct settings *set, const char *path, const struct settings_
     return r;
 }
 
-/* ---- environment and command line ---------------------------------------------------------------
- */
+/* ---- environment and command line ------------------------------------------------------------ */
 
 /* Others' variables may begin with CBD_ as well, so unknown ones are not our business. */
 static int load_environment(struct settings *set, char *const *env,

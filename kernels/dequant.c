@@ -30,8 +30,8 @@ static void row_bf16(float *restrict out, const uint8_t *restrict in, uint32_t n
         out[i] = numeric_from_bf16(read_u16(in + (size_t)2 * i));
 }
 
-/* The 32 codes of 16 bytes, eight at a time. Bytes to bytes first, then bytes to floats: the second loop
- * is one that compilers vectorise, and both in one is not. */
+/* The 32 codes of 16 bytes, eight at a time. Bytes to bytes first, then bytes to floats: the second
+ * loop is one that compilers vectorise, and both in one is not. */
 static void unpack(uint8_t codes[BLOCK], const uint8_t nibbles[BLOCK / 2])
 {
     const uint64_t low = 0x0f0f0f0f0f0f0f0f;
@@ -59,7 +59,8 @@ static void row_q4_0(float *restrict out, const uint8_t *restrict in, uint32_t n
     }
 }
 
-/* d, m, 16 bytes of nibbles. d * code is exact (11 + 4 bits), so the sum rounds once, as an fma would. */
+/* d, m, 16 bytes of nibbles. d * code is exact (11 + 4 bits), so the sum rounds once, as an fma
+ * would. */
 static void row_q4_1(float *restrict out, const uint8_t *restrict in, uint32_t n_cols)
 {
     uint8_t codes[BLOCK];

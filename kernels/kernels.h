@@ -1,19 +1,20 @@
 /* kernels/kernels.h - the operators' contract, for all backends.
  *
  * Model code is written once over the operators below; a backend is one `struct backend_ops`:
- *   reference   plain C, f32 and double sums where the contract leaves them free: the oracle of accuracy
+ *   reference   plain C, f32, and double sums where the contract leaves them free: the oracle of
+ *               accuracy
  *   cpu         panels of 16 rows, AVX-512 VNNI and AVX2 chosen at run time, a pool of threads
  *   cuda        (later) a shared object opened at run time
  *
- * Rows are tokens. All activations are f32 on CPU backends. Buffers and rows are aligned to 64 bytes.
- * Nothing allocates after load: a stream owns scratch sized once for max_batch_tokens. Operators may
- * refuse at load only (weight_new, kv_new, stream_new); at run time they return 0, or a negative errno
- * from a device that failed. Ids, pages and lengths are checked by the host before a step is built;
- * operators still clamp ids, for an unchecked gather is a hole.
+ * Rows are tokens. All activations are f32 on CPU backends. Buffers and rows are aligned to 64
+ * bytes. Nothing allocates after load: a stream owns scratch sized once for max_batch_tokens.
+ * Operators may refuse at load only (weight_new, kv_new, stream_new); at run time they return 0, or
+ * a negative errno from a device that failed. Ids, pages and lengths are checked by the host before
+ * a step is built; operators still clamp ids, for an unchecked gather is a hole.
  *
- * The numeric contract of the cpu backend: the result of a row depends on that row only. It is the same
- * bits for every batch, chunking, page size, thread count and instruction set. Sums are never split in
- * ways that depend on the step's shape. `kernels/numeric.h` states the orders.
+ * The numeric contract of the cpu backend: the result of a row depends on that row only. It is the
+ * same bits for every batch, chunking, page size, thread count and instruction set. Sums are never
+ * split in ways that depend on the step's shape. `kernels/numeric.h` states the orders.
  *
  * Threads: one thread drives a stream (it is worker 0 of the backend's pool). */
 #ifndef CB_KERNELS_H
@@ -26,7 +27,7 @@
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_COUNT };
 
 #define KERNELS_NO_SLOT 0xffffffffu /* step.slot_idx: write nothing; step.table: page freed     */
-#define KERNELS_SPAN 256u           /* keys in a span of attention, by absolute position          */
+#define KERNELS_SPAN    256u        /* keys in a span of attention, by absolute position          */
 
 /* A view of rows. stride_bytes is the distance between rows. Whoever made the data owns it. */
 struct tensor {
@@ -36,29 +37,29 @@ struct tensor {
     size_t stride_bytes;
 };
 
-/* ---- one step: any mix of decode rows and prefill chunks, flat, nothing padded ------------------- */
+/* ---- one step: any mix of decode rows and prefill chunks, flat, nothing padded --------------- */
 
 struct step {
     uint32_t n_tokens, n_seqs, n_outputs;
-    uint32_t n_decode_seqs;           /* sequences [0, n_decode_seqs) have one token; they come first */
-    const int32_t *tokens;            /* [n_tokens] ids                                               */
-    const int32_t *positions;         /* [n_tokens] absolute position in the sequence                 */
-    const uint32_t *token_off;        /* [n_seqs + 1] first token of each sequence in the flat list   */
-    const uint32_t *n_keys;           /* [n_seqs] keys present after this step's writes               */
-    const uint32_t *slot_idx;         /* [n_tokens] page * page_size + offset, or KERNELS_NO_SLOT     */
-    const uint32_t *table_off;        /* [n_seqs + 1] offsets into table                              */
-    const uint32_t *table;            /* page numbers; entry i holds positions [i*P, (i+1)*P)         */
-    const uint32_t *output_token_idx; /* [n_outputs] the flat token whose logits are wanted           */
+    uint32_t n_decode_seqs;    /* sequences [0, n_decode_seqs) have one token; they come first */
+    const int32_t *tokens;     /* [n_tokens] ids */
+    const int32_t *positions;  /* [n_tokens] absolute position in the sequence */
+    const uint32_t *token_off; /* [n_seqs + 1] first token of each sequence in the flat list */
+    const uint32_t *n_keys;    /* [n_seqs] keys present after this step's writes */
+    const uint32_t *slot_idx;  /* [n_tokens] page * page_size + offset, or KERNELS_NO_SLOT */
+    const uint32_t *table_off; /* [n_seqs + 1] offsets into table */
+    const uint32_t *table;     /* page numbers; entry i holds positions [i*P, (i+1)*P) */
+    const uint32_t *output_token_idx; /* [n_outputs] the flat token whose logits are wanted */
 };
 
-/* ---- load time: weights, keys and values, buffers ------------------------------------------------ */
+/* ---- load time: weights, keys and values, buffers -------------------------------------------- */
 
 struct backend;
 struct weight; /* packed as the backend likes */
 struct kv;     /* one pool of pages; page p holds page_size tokens of every layer */
 
-/* n_rows rows of n_cols values in the file's own layout: rows contiguous, blocks of 32 for Q formats
- * (GGUF). Only read during weight_new. */
+/* n_rows rows of n_cols values in the file's own layout: rows contiguous, blocks of 32 for Q
+ * formats (GGUF). Only read during weight_new. */
 struct weight_part {
     const void *data;
     enum dtype dtype;
@@ -66,9 +67,9 @@ struct weight_part {
 };
 
 enum weight_use {
-    WEIGHT_LINEAR,  /* parts stacked: q over k over v, or one matrix                               */
-    WEIGHT_GATE_UP, /* exactly two parts of equal shape, gate and up; the backend interleaves them */
-    WEIGHT_EMBED,   /* one part; rows can be gathered (embed) and multiplied (head)                */
+    WEIGHT_LINEAR,  /* parts stacked: q over k over v, or one matrix */
+    WEIGHT_GATE_UP, /* two parts of equal shape, gate and up; the backend interleaves them */
+    WEIGHT_EMBED,   /* one part; rows can be gathered (embed) and multiplied (head) */
 };
 
 struct weight_spec {
@@ -92,19 +93,19 @@ struct page_copy {
 };
 
 struct backend_config {
-    uint32_t n_threads;   /* 0: one a physical core                                               */
-    const char *isa;      /* NULL or "auto": best; else "scalar", "avx2", "avx512vnni", ...       */
-    uint32_t spin_us;     /* how long a worker spins before it sleeps; 0: default                 */
+    uint32_t n_threads; /* 0: one a physical core                                               */
+    const char *isa;    /* NULL or "auto": best; else "scalar", "avx2", "avx512vnni", ...       */
+    uint32_t spin_us;   /* how long a worker spins before it sleeps; 0: default                 */
 };
 
 struct backend_caps {
-    char name[16];        /* "reference", "cpu" */
-    char isa[24];         /* level in use       */
+    char name[16]; /* "reference", "cpu" */
+    char isa[24];  /* level in use       */
     uint32_t n_threads;
     uint64_t weight_bytes; /* packed so far      */
 };
 
-/* ---- operators' arguments ------------------------------------------------------------------------ */
+/* ---- operators' arguments -------------------------------------------------------------------- */
 
 enum rope_kind {
     ROPE_NONE,
@@ -126,8 +127,8 @@ struct qkv_args {
     const struct weight *w; /* rows: n_heads*hd of q, then n_kv_heads*hd of k, then of v      */
     const float *norm_w;    /* [n_cols] RMS norm before the product; NULL: none               */
     float norm_eps;
-    const float *bias;                /* [rows of w] or NULL                                            */
-    const float *q_norm_w, *k_norm_w; /* [hd] RMS norm a head, before RoPE; NULL: none                  */
+    const float *bias;                /* [rows of w] or NULL */
+    const float *q_norm_w, *k_norm_w; /* [hd] RMS norm a head, before RoPE; NULL: none */
     const struct rope *rope;
     uint32_t layer, n_heads, n_kv_heads, head_dim;
 };
@@ -135,10 +136,10 @@ struct qkv_args {
 struct attention_args {
     const struct step *step;
     uint32_t layer, n_heads, n_kv_heads, head_dim;
-    float scale;         /* multiplies q in f32                                               */
-    uint32_t window;     /* 0: all keys; else a query at p sees keys in (p - window, p]       */
-    float softcap;       /* 0: none; else cap * tanh(score / cap), before the mask            */
-    const float *sinks;  /* [n_heads] or NULL                                                 */
+    float scale;        /* multiplies q in f32                                               */
+    uint32_t window;    /* 0: all keys; else a query at p sees keys in (p - window, p]       */
+    float softcap;      /* 0: none; else cap * tanh(score / cap), before the mask            */
+    const float *sinks; /* [n_heads] or NULL                                                 */
 };
 
 struct epilogue {
@@ -164,10 +165,12 @@ struct head_args {
     const float *norm_w;
     float norm_eps;
     float softcap;
-    const uint8_t *want_logits; /* [n_outputs]: not 0: the row of logits is written; NULL: all are */
+    /* [n_outputs]: not 0: the row of logits is written; NULL: all are. */
+    const uint8_t *want_logits;
 };
 
-/* Draws are Philox4x32-10 with key = seed, counter = (child_idx, token_idx, draw): kernels/philox.h. */
+/* Draws are Philox4x32-10 with key = seed, counter = (child_idx, token_idx, draw):
+ * kernels/philox.h. */
 struct sample_params {
     float temperature; /* 0: greedy                     */
     uint32_t top_k;    /* 0 or >= vocabulary: off       */
@@ -179,10 +182,10 @@ struct sample_params {
 struct sample {
     uint32_t token;
     uint32_t not_finite; /* not 0: token is meaningless, the request fails alone */
-    float logprob;       /* natural log of the softmax of the processed row at token; 0 unless computed */
+    float logprob; /* natural log of the softmax of the processed row at token; 0 unless computed */
 };
 
-/* ---- the table ------------------------------------------------------------------------------------ */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 /* A stream runs operators in order. Backends put this first in their own struct. */
 struct stream {
@@ -212,7 +215,8 @@ struct backend_ops {
                       const char **why);
     struct weight *(*weight_free)(struct weight *w);
 
-    int (*kv_new)(struct backend *b, struct kv **kvp, const struct kv_shape *shape, const char **why);
+    int (*kv_new)(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
+                  const char **why);
     struct kv *(*kv_free)(struct kv *kv);
     size_t (*kv_page_bytes)(const struct kv_shape *shape);
     int (*kv_populate)(struct kv *kv, uint32_t page_idx, uint32_t n_pages); /* backs with memory */
@@ -228,27 +232,29 @@ struct backend_ops {
     /* y = x / rms(x) * w; y may be x. */
     int (*rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,
                    float eps);
-    /* q [n_tokens, n_heads*hd] after bias, q norm and RoPE, not scaled; k, v are written to their slots.
-     */
+    /* q [n_tokens, n_heads*hd] after bias, q norm and RoPE, not scaled; k, v are written to their
+     * slots. */
     int (*qkv)(struct stream *s, struct tensor *q, struct kv *kv, const struct tensor *x,
                const struct qkv_args *args);
     /* o [n_tokens, n_heads*hd]; reads keys of this and earlier steps. */
-    int (*attention)(struct stream *s, struct tensor *o, const struct tensor *q, const struct kv *kv,
-                     const struct attention_args *args);
+    int (*attention)(struct stream *s, struct tensor *o, const struct tensor *q,
+                     const struct kv *kv, const struct attention_args *args);
     /* y [n_tokens, rows of w] = x w^T (+ bias) (+ residual). */
-    int (*linear)(struct stream *s, struct tensor *y, const struct tensor *x, const struct weight *w,
-                  const struct epilogue *e);
+    int (*linear)(struct stream *s, struct tensor *y, const struct tensor *x,
+                  const struct weight *w, const struct epilogue *e);
     /* h [n_tokens, rows of gate] = act(gate) * up, of the normed x. */
-    int (*gate_up)(struct stream *s, struct tensor *h, const struct tensor *x, const struct weight *w,
-                   const struct gate_up_args *args);
+    int (*gate_up)(struct stream *s, struct tensor *h, const struct tensor *x,
+                   const struct weight *w, const struct gate_up_args *args);
     /* For each output row i of the step: rows[i], and logits[i] [n_vocab] where wanted. logits has
-     * n_outputs rows; those not wanted are left as they are. w may be an EMBED or a LINEAR weight. */
+     * n_outputs rows; those not wanted are left as they are. w may be an EMBED or a LINEAR
+     * weight. */
     int (*head)(struct stream *s, struct tensor *logits, struct head_row *rows,
                 const struct tensor *x, const struct weight *w, const struct head_args *args);
     /* samples[i] from logits row i (or rows[i] alone where params[i].temperature is 0). logits of a
      * sampled row may be overwritten. */
     int (*sample)(struct stream *s, struct sample *samples, struct tensor *logits,
-                  const struct head_row *rows, const struct sample_params *params, uint32_t n_outputs);
+                  const struct head_row *rows, const struct sample_params *params,
+                  uint32_t n_outputs);
 };
 
 extern const struct backend_ops backend_reference;
@@ -257,13 +263,13 @@ extern const struct backend_ops backend_cpu;
 /* The backend of that name, or NULL. */
 const struct backend_ops *backend_find(const char *name);
 
-/* "F32", "Q4_1", ... of a dtype; bytes of n_cols values in the file's layout (0: n_cols does not fit the
- * format's block). */
+/* "F32", "Q4_1", ... of a dtype; bytes of n_cols values in the file's layout (0: n_cols does not
+ * fit the format's block). */
 const char *dtype_name(enum dtype t);
 size_t dtype_row_bytes(enum dtype t, uint32_t n_cols);
 
-/* Sets flush-to-zero and denormals-are-zero on the calling thread; every thread that runs kernels, tests
- * included, calls it once. */
+/* Sets flush-to-zero and denormals-are-zero on the calling thread; every thread that runs kernels,
+ * tests included, calls it once. */
 void kernels_thread_init(void);
 
 #endif

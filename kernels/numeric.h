@@ -36,8 +36,8 @@ static inline float numeric_from_bits(uint32_t bits)
 static inline float numeric_from_half(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff;
-    /* A denormal half is an integer times 2^-24, which a float holds as a normal number. Masks and not
-     * branches: loops over this are vectorised. */
+    /* A denormal half is an integer times 2^-24, which a float holds as a normal number. Masks and
+     * not branches: loops over this are vectorised. */
     uint32_t small = numeric_bits((float)(int32_t)rest * 0x1p-24f);
     uint32_t is_small = 0u - (rest < 0x0400), is_large = 0u - (rest >= 0x7c00);
     uint32_t bits = (rest << 13) + (112u << 23);
@@ -67,7 +67,7 @@ static inline float numeric_round_bf16(float x)
     return numeric_from_bf16(numeric_to_bf16(x));
 }
 
-/* ---- functions ------------------------------------------------------------------------------ */
+/* ---- functions ------------------------------------------------------------------------------- */
 
 /* Within 0.9 ulp on [-87, 88]; +0 below, exp(88) above; exp(0) is exactly 1; NaN passes. Never
  * denormal. */
@@ -116,7 +116,7 @@ static inline float numeric_softcap(float score, float cap)
     return cap * numeric_tanh(score / cap);
 }
 
-/* ---- sums over 16 lanes --------------------------------------------------------------------- */
+/* ---- sums over 16 lanes ---------------------------------------------------------------------- */
 
 /* The tree: for h = 8, 4, 2, 1: lane[i] += lane[i + h]. Spoils lane[]; the sum is in lane[0]. */
 static inline float numeric_tree(float lane[16])

@@ -60,8 +60,8 @@ static uint32_t select_key(uint64_t *abovep, const float *scores, const float *w
     return key;
 }
 
-/* scores = logits / temperature; *maxp the largest score, *bestp its lowest id. False: not finite.
- */
+/* scores = logits / temperature; *maxp the largest score, *bestp its lowest id. False: not
+ * finite. */
 static bool scale_row(float *logits, uint32_t n, float temperature, float *maxp, uint32_t *bestp)
 {
     uint32_t largest_bits = 0, best = 0;

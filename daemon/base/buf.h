@@ -5,8 +5,8 @@
  * 0-terminated at all times.
  *
  * JSON: open, fields, close. Commas come by themselves. `key` is NULL inside an array. Strings are
- * escaped; bytes that are not UTF-8 become '?', so that what a client chose can't break a reader.
- */
+ * escaped; bytes that are not UTF-8 become '?', so that what a client chose can't break a
+ * reader. */
 #ifndef CB_DAEMON_BASE_BUF_H
 #define CB_DAEMON_BASE_BUF_H
 

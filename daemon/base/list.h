@@ -15,8 +15,8 @@ struct list {
 /* The struct of that type whose `member` is *link. */
 #define list_entry(link, type, member) ((type *)(void *)((char *)(link)-offsetof(type, member)))
 
-/* Visits each link of head; the one visited may be removed meanwhile (`after` is the loop's own).
- */
+/* Visits each link of head; the one visited may be removed meanwhile (`after` is the loop's
+ * own). */
 #define list_for_each(link, after, head)                                  \
     for ((link) = (head)->next, (after) = (link)->next; (link) != (head); \
          (link) = (after), (after) = (link)->next)

@@ -14,8 +14,8 @@
 
 #define MINUTE_NS 60000000000ull
 
-/* JOURNAL_STREAM is "device:inode" of the pipe that systemd gave us; a redirected stderr is not it.
- */
+/* JOURNAL_STREAM is "device:inode" of the pipe that systemd gave us; a redirected stderr is not
+ * it. */
 static bool is_journal(int fd)
 {
     const char *stream = getenv("JOURNAL_STREAM");

@@ -1,7 +1,7 @@
 /* A stack of released ids over a mark below which all ids have been held at least once. Both ends
  * are O(1) a block, nothing is ever searched, and a start touches no memory that grows with the
- * pool (the arrays come zeroed from the kernel). A bitmap would find low ids, which nobody needs.
- */
+ * pool (the arrays come zeroed from the kernel). A bitmap would find low ids, which nobody
+ * needs. */
 #include "daemon/cache/blocks.h"
 
 #include <assert.h>

@@ -6,8 +6,8 @@
  *
  * Blocks that were never held are given out in ascending order of id, so whoever backs them with
  * memory needs one mark, not a map. Released blocks are given out again first, the latest first:
- * they are warm, but hold another request's bytes and must be cleared before use (blocks_was_held).
- */
+ * they are warm, but hold another request's bytes and must be cleared before use
+ * (blocks_was_held). */
 #ifndef CB_DAEMON_CACHE_BLOCKS_H
 #define CB_DAEMON_CACHE_BLOCKS_H
 

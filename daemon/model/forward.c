@@ -76,8 +76,7 @@ static uint32_t widest_row(const struct config *c)
     return larger(larger(c->n_embd, c->n_ff), qkv_rows(c));
 }
 
-/* ---- opening
- * ------------------------------------------------------------------------------------------ */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int open_vocab(struct opening *o)
 {
@@ -358,8 +357,7 @@ static int open_parts(struct opening *o)
     return 0;
 }
 
-/* ---- a step
- * --------------------------------------------------------------------------------------------- */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 static struct forward *forward_of(struct model *m)
 {

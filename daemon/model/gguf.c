@@ -43,7 +43,7 @@ const char *gguf_type_name(enum gguf_type t)
     return (unsigned)t < GGUF_TYPE_COUNT ? value_types[t].name : "unknown";
 }
 
-/* ---- reading -------------------------------------------------------------------------------------- */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 /* The next n bytes, or NULL with the message. */
 const uint8_t *cursor_take(struct cursor *c, uint64_t n, const char *part)
@@ -127,7 +127,7 @@ int cursor_take_name(struct cursor *c, const char *what, uint64_t idx, char *nam
     return 0;
 }
 
-/* ---- keys ------------------------------------------------------------------------------------------ */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static int take_type(struct cursor *c, enum gguf_type *type)
 {
@@ -229,7 +229,7 @@ static int index_entries(struct gguf *g, char *message)
     return 0;
 }
 
-/* ---- the whole -------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static int check_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_keys)
 {
@@ -318,8 +318,7 @@ static int parse(struct gguf *g, char *message)
     return gguf_place_tensors(g, data_off, alignment, message);
 }
 
-/* ---- open, parse, free
- * ----------------------------------------------------------------------------- */
+/* ---- open, parse, free ----------------------------------------------------------------------- */
 
 static int gguf_new(struct gguf **ggufp, const char *path, char *message)
 {

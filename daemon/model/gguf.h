@@ -23,21 +23,22 @@
 #define GGUF_TENSORS_MAX 65536u
 #define GGUF_NAME_MAX    255u /* bytes of the name of a key or tensor */
 
-enum gguf_type { /* the file's own numbers */
-                 GGUF_U8,
-                 GGUF_I8,
-                 GGUF_U16,
-                 GGUF_I16,
-                 GGUF_U32,
-                 GGUF_I32,
-                 GGUF_F32,
-                 GGUF_BOOL,
-                 GGUF_STRING,
-                 GGUF_ARRAY,
-                 GGUF_U64,
-                 GGUF_I64,
-                 GGUF_F64,
-                 GGUF_TYPE_COUNT
+/* The file's own numbers. */
+enum gguf_type {
+    GGUF_U8,
+    GGUF_I8,
+    GGUF_U16,
+    GGUF_I16,
+    GGUF_U32,
+    GGUF_I32,
+    GGUF_F32,
+    GGUF_BOOL,
+    GGUF_STRING,
+    GGUF_ARRAY,
+    GGUF_U64,
+    GGUF_I64,
+    GGUF_F64,
+    GGUF_TYPE_COUNT
 };
 
 struct gguf;
@@ -66,8 +67,8 @@ struct gguf_tensor {
     uint64_t file_off; /* of data                                                        */
 };
 
-/* Maps the regular file at path. 0 or a negative errno with message; on 0 *ggufp is the caller's.
- */
+/* Maps the regular file at path. 0 or a negative errno with message; on 0 *ggufp is the
+ * caller's. */
 int gguf_open(struct gguf **ggufp, const char *path, char *message);
 /* The same over bytes that stay the caller's and must outlive *ggufp; data is aligned to 8; `name`
  * is for messages. */

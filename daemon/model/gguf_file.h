@@ -67,12 +67,15 @@ static inline uint64_t cursor_left(const struct cursor *c)
 const uint8_t *cursor_take(struct cursor *c, uint64_t n, const char *part);
 int cursor_take_u32(struct cursor *c, uint32_t *v, const char *part);
 int cursor_take_u64(struct cursor *c, uint64_t *v, const char *part);
-/* Reads the name (GGUF_NAME_MAX + 1 bytes) that a key or tensor begins with; messages use it from here on. */
+/* Reads the name (GGUF_NAME_MAX + 1 bytes) that a key or tensor begins with; messages use it from
+ * here on. */
 int cursor_take_name(struct cursor *c, const char *what, uint64_t idx, char *name);
 
-/* Fills g->tensors with the next n_tensors descriptions; file_off is still the offset in the data. */
+/* Fills g->tensors with the next n_tensors descriptions; file_off is still the offset in the
+ * data. */
 int gguf_take_tensors(struct gguf *g, struct cursor *c, uint64_t n_tensors);
-/* Turns offsets into places (aligned, inside the file, apart from each other) and sorts the names. */
+/* Turns offsets into places (aligned, inside the file, apart from each other) and sorts the
+ * names. */
 int gguf_place_tensors(struct gguf *g, uint64_t data_off, uint32_t alignment, char *message);
 
 #endif

@@ -189,8 +189,8 @@ struct gguf_walk gguf_walk(const struct gguf_array *a)
     return (struct gguf_walk){a->data, a->data + a->bytes, a->n};
 }
 
-/* Lengths were checked when the file was opened, and are checked again: the file may have changed.
- */
+/* Lengths were checked when the file was opened, and are checked again: the file may have
+ * changed. */
 bool gguf_walk_next(struct gguf_walk *w, struct gguf_string *stringp)
 {
     uint64_t n;

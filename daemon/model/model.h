@@ -2,8 +2,8 @@
  *
  * The engine sees only this. Two bodies: forward.c (any architecture that config.c knows, over the
  * operators of kernels/kernels.h) and null.c (next token = hash of the ids so far, no arithmetic).
- * A step is submitted, then polled; on CPUs it is done when submit returns. One step in flight at most.
- * Loop thread only. Nothing allocates after model_open. */
+ * A step is submitted, then polled; on CPUs it is done when submit returns. One step in flight at
+ * most. Loop thread only. Nothing allocates after model_open. */
 #ifndef CB_DAEMON_MODEL_MODEL_H
 #define CB_DAEMON_MODEL_MODEL_H
 
@@ -25,11 +25,10 @@ struct model_config {
     struct backend_config backend_config;
     enum dtype kv_dtype; /* DTYPE_BF16 or DTYPE_F32                                           */
     uint32_t page_size;  /* tokens a block                                                    */
-    uint32_t n_blocks;   /* 0: model_open chooses by max_memory_percent and section 10's rule */
-    double
-        max_memory_percent; /* 0: default: the smaller of 0.6 of available memory and eight contexts */
-    uint32_t max_batch_tokens,
-        max_batch_seqs;                /* a step's bounds                                  */
+    uint32_t n_blocks;   /* 0: model_open chooses by max_memory_percent                       */
+    /* Share of available memory; 0: the smaller of 0.6 of it and eight contexts. */
+    double max_memory_percent;
+    uint32_t max_batch_tokens, max_batch_seqs; /* a step's bounds */
     uint32_t null_vocab, null_context; /* sizes of the null model; 0: 49152, 131072        */
     uint32_t null_step_us;             /* the null model's step takes this long; 0: no time */
 };
@@ -49,14 +48,15 @@ struct model_info {
     struct backend_caps caps;
 };
 
-/* Opens and loads. 0 or a negative errno; then `message` (MODEL_MESSAGE_MAX bytes) says what was wrong,
- * where, and what to do. On 0 *modelp is the caller's to free. */
+/* Opens and loads. 0 or a negative errno; then `message` (MODEL_MESSAGE_MAX bytes) says what was
+ * wrong, where, and what to do. On 0 *modelp is the caller's to free. */
 int model_open(struct model **modelp, const struct model_config *config, char *message);
 struct model *model_free(struct model *m); /* NULL is fine; returns NULL */
 
 const struct model_info *model_info(const struct model *m);
 
-/* The vocabulary to publish; lives as long as the model. Never NULL: the null model has one as well. */
+/* The vocabulary to publish; lives as long as the model. Never NULL: the null model has one as
+ * well. */
 const struct vocab_image *model_vocab(const struct model *m);
 
 /* Backs blocks [block_idx, block_idx + n) with memory: at most a few MiB a call, between steps. */
@@ -64,8 +64,8 @@ int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks);
 /* Zeroes what must be zero in a block that had another user. */
 int model_clear_block(struct model *m, uint32_t block_idx);
 
-/* Runs one step: samples[i] for output i of the step, by params[i]. The arrays of step and params must
- * stay until poll says done. 0 or a negative errno (the device failed). */
+/* Runs one step: samples[i] for output i of the step, by params[i]. The arrays of step and params
+ * must stay until poll says done. 0 or a negative errno (the device failed). */
 int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,
                       uint64_t *ticketp);
 

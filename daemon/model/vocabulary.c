@@ -56,8 +56,8 @@ static void fill_specials(uint32_t *ids, uint32_t n_specials, const struct vocab
     qsort_r(ids, n_specials, sizeof *ids, compare_tokens, (void *)spec);
 }
 
-/* Normal tokens go in first: they win over others of the same bytes, and merges are made of them.
- */
+/* Normal tokens go in first: they win over others of the same bytes, and merges are made of
+ * them. */
 static void fill_token_slots(uint32_t *slots, uint32_t n_slots, const struct vocab_spec *spec)
 {
     memset(slots, 0xff, n_slots * sizeof *slots);

@@ -17,8 +17,8 @@ struct vocab_image;
 /* What an image is made of. Nothing is kept: the image holds its own copies. */
 struct vocab_spec {
     uint32_t n_tokens;
-    const uint32_t
-        *text_off; /* [n_tokens + 1]; token i is text[text_off[i]] .. text[text_off[i + 1] - 1] */
+    /* [n_tokens + 1]; token i is text[text_off[i]] .. text[text_off[i + 1] - 1]. */
+    const uint32_t *text_off;
     const uint8_t *text;
     const uint8_t *types; /* [n_tokens] enum cb_token_type            */
     uint32_t n_merges;

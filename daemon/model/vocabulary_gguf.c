@@ -39,8 +39,8 @@ static int byte_of_character(uint32_t c)
     return c == 0x143 ? 0xad : -1;
 }
 
-/* Writes the bytes that s stands for, at most s.n; returns how many, or -1 if it is not so written.
- */
+/* Writes the bytes that s stands for, at most s.n; returns how many, or -1 if it is not so
+ * written. */
 static int64_t real_bytes(struct gguf_string s, uint8_t *out)
 {
     const uint8_t *p = (const uint8_t *)s.data;

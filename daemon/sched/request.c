@@ -55,8 +55,8 @@ static void *ranges_at(const struct ranges *g, uint32_t place)
     return g->base + (size_t)place * g->place_bytes;
 }
 
-/* Lets the system have the pages of a place that used much. A refusal costs memory, nothing else.
- */
+/* Lets the system have the pages of a place that used much. A refusal costs memory, nothing
+ * else. */
 static void ranges_trim(const struct ranges *g, uint32_t place, size_t used_bytes)
 {
     if (used_bytes > KEEP_BYTES)

@@ -25,14 +25,15 @@
 #include "shm/format.h" /* CB_STOP_IDS_MAX */
 #include "shm/stop.h"
 
-enum finish { /* why a request ended; the same numbers go over the lane (shm/format.h) */
-              FINISH_NONE = 0,
-              FINISH_EOS = 1,
-              FINISH_STOP = 2, /* a stop id or a stop string */
-              FINISH_LENGTH = 3,
-              FINISH_CANCELLED = 4,
-              FINISH_DEADLINE = 5,
-              FINISH_ERROR = 6,
+/* Why a request ended; the same numbers go over the lane (shm/format.h). */
+enum finish {
+    FINISH_NONE = 0,
+    FINISH_EOS = 1,
+    FINISH_STOP = 2, /* a stop id or a stop string */
+    FINISH_LENGTH = 3,
+    FINISH_CANCELLED = 4,
+    FINISH_DEADLINE = 5,
+    FINISH_ERROR = 6,
 };
 
 enum request_phase { REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };

@@ -103,8 +103,7 @@ uint32_t scheduler_pick(const struct list *active, enum request_phase phase, str
     return n;
 }
 
-/* ---- room
- * ------------------------------------------------------------------------------------------ */
+/* ---- room ------------------------------------------------------------------------------------ */
 
 /* Whether all starved requests, the oldest first, could now have what they last asked for. */
 static bool starved_fit(const struct scheduler *s)
@@ -151,8 +150,7 @@ static bool relieve(struct scheduler *s)
     return true;
 }
 
-/* ---- one step
- * -------------------------------------------------------------------------------------- */
+/* ---- one step -------------------------------------------------------------------------------- */
 
 static uint32_t prefill_budget(const struct scheduler *s, uint32_t n_decoding)
 {
@@ -233,8 +231,8 @@ static void activate(struct scheduler *s, struct request *r, uint64_t now_ns)
         r->end.started_ns = now_ns;
 }
 
-/* Moves the phases of what was taken; waiting ones become active in the order in which they were.
- */
+/* Moves the phases of what was taken; waiting ones become active in the order in which they
+ * were. */
 static void commit(struct scheduler *s, const struct batch *b, uint64_t now_ns)
 {
     for (uint32_t i = 0; i < b->n_entries; i++) {
@@ -311,8 +309,7 @@ const struct list *scheduler_waiting(const struct scheduler *s)
     return &s->waiting;
 }
 
-/* ---- audit
- * ----------------------------------------------------------------------------------------- */
+/* ---- audit ----------------------------------------------------------------------------------- */
 
 static int unclean(const char **whyp, const char *why)
 {

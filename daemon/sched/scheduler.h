@@ -38,9 +38,9 @@ struct scheduler_config {
     uint32_t max_requests;     /* that may ever be held at once                                  */
     uint32_t max_batch_tokens; /* at least 1                                                     */
     uint32_t max_requests_per_batch; /* at least 1 */
-    uint32_t
-        max_blocks_per_request; /* a step of single tokens with at most so many blocks of past    */
-                                /* each is free of the read budget; 0: none is                    */
+    /* A step of single tokens with at most so many blocks of past each is free of the read budget;
+     * 0: none is. */
+    uint32_t max_blocks_per_request;
     uint32_t page_size;
     double safety_margin; /* negative: the policy's */
     uint32_t step_ms_max; /* 0: off                 */
@@ -56,8 +56,8 @@ struct scheduler *scheduler_free(struct scheduler *s); /* NULL is fine; returns 
 /* Puts a WAITING request at the end of the line. */
 void scheduler_add(struct scheduler *s, struct request *r);
 
-/* Takes the request out, wherever it stands, and its blocks back. Never while it is on the device.
- */
+/* Takes the request out, wherever it stands, and its blocks back. Never while it is on the
+ * device. */
 void scheduler_remove(struct scheduler *s, struct request *r);
 
 enum { SCHEDULER_NOTHING = 1, SCHEDULER_STUCK = 2 };

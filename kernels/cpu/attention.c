@@ -1,14 +1,15 @@
 /* Attention over paged keys and values, by spans of 256 keys of absolute position.
  *
- * Every span gives a partial (maximum m, sum l, vector o) from a fresh state, and partials are merged
- * strictly left to right by one formula, whether one worker has all spans of a row or several share
- * them. So the bits do not depend on batch, chunking, page size or the number of workers. Inside a span
- * there is no online softmax: all scores of up to 8 rows are made, then their maximum, then p, then
- * p times V.
+ * Every span gives a partial (maximum m, sum l, vector o) from a fresh state, and partials are
+ * merged strictly left to right by one formula, whether one worker has all spans of a row or
+ * several share them. So the bits do not depend on batch, chunking, page size or the number of
+ * workers. Inside a span there is no online softmax: all scores of up to 8 rows are made, then
+ * their maximum, then p, then p times V.
  *
- * A row is (query token, query head of a group); the heads of a group share K and V. An item of work is
- * up to 32 rows of one sequence and one KV head, with all their spans; where a step has fewer items
- * than keep the workers busy, an item is one span of those and the merging is a second region.
+ * A row is (query token, query head of a group); the heads of a group share K and V. An item of
+ * work is up to 32 rows of one sequence and one KV head, with all their spans; where a step has
+ * fewer items than keep the workers busy, an item is one span of those and the merging is a second
+ * region.
  *
  * K and V lie so that a vector of 16 keys (K) or 16 dimensions (V) times a broadcast pair needs no
  * sum across lanes. Pairs are taken odd first, as vdpbf16ps does: level avx512bf16 uses it. */
@@ -473,10 +474,10 @@ static void attend_items(void *arg, uint32_t worker, uint32_t begin, uint32_t en
     }
 }
 
-/* ---- spans shared by workers -------------------------------------------------------------------- */
+/* ---- spans shared by workers ----------------------------------------------------------------- */
 
-/* Where row `row` of item (tile, head) keeps its partial of a span: a struct softmax in the first 16
- * floats, then the vector. */
+/* Where row `row` of item (tile, head) keeps its partial of a span: a struct softmax in the first
+ * 16 floats, then the vector. */
 static float *partial_of(const struct attention_job *job, uint32_t tile_head, uint32_t span,
                          uint32_t row)
 {

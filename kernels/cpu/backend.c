@@ -1,5 +1,5 @@
-/* The cpu backend's table. Operators go to the level that was chosen at open; what does not depend on
- * the instruction set is here or in the modules named in cpu.h. */
+/* The cpu backend's table. Operators go to the level that was chosen at open; what does not depend
+ * on the instruction set is here or in the modules named in cpu.h. */
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>

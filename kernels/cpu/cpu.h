@@ -1,13 +1,14 @@
 /* kernels/cpu/cpu.h - what the files of the cpu backend share.
  *
  * Weights lie in panels of 16 rows ("P16"). A panel of a quantised weight is a list of groups of 32
- * columns, each: d[16] f16, for Q4_1 m[16] f16, then codes in 64-byte vectors of 16 rows x 4 columns.
- * 4-bit: vector j (of 4), row r, byte i holds columns 4j+i (low nibble) and 16+4j+i (high). 8-bit:
- * vector j (of 8) holds columns 4j+i as code + 128. Panels of the other formats are [n_cols][16] of F32
- * or F16, and [n_cols / 2, rounded up][16][2] of BF16. Rows that fill the last panel up are zeros.
+ * columns, each: d[16] f16, for Q4_1 m[16] f16, then codes in 64-byte vectors of 16 rows x 4
+ * columns. 4-bit: vector j (of 4), row r, byte i holds columns 4j+i (low nibble) and 16+4j+i
+ * (high). 8-bit: vector j (of 8) holds columns 4j+i as code + 128. Panels of the other formats are
+ * [n_cols][16] of F32 or F16, and [n_cols / 2, rounded up][16][2] of BF16. Rows that fill the last
+ * panel up are zeros.
  *
- * Activations are quantised a token and 32 columns at a time: q = rint(x * 127/max), dy = max/127. They
- * lie in tiles of up to 8 tokens (struct act). */
+ * Activations are quantised a token and 32 columns at a time: q = rint(x * 127/max), dy = max/127.
+ * They lie in tiles of up to 8 tokens (struct act). */
 #ifndef CB_KERNELS_CPU_CPU_H
 #define CB_KERNELS_CPU_CPU_H
 
@@ -51,7 +52,8 @@ struct weight {
     struct panels parts[3];
 };
 
-/* Page p, layer l, head h: K at data + p*page_bytes + (l*n_kv_heads + h)*2*head_bytes, V head_bytes on.
+/* Page p, layer l, head h: K at data + p*page_bytes + (l*n_kv_heads + h)*2*head_bytes, V right
+ * behind it, at head_bytes more.
  *   bf16   K [P/16][hd/2][16 tokens][2]   V [P/2][hd][2 tokens]
  *   f32    K [P/16][hd][16 tokens]        V [P][hd]                                            */
 struct kv {
@@ -60,8 +62,8 @@ struct kv {
     size_t page_bytes, head_bytes, mapped_bytes;
 };
 
-/* Activations of a region, in the forms its weight wants. A tile of n <= 8 tokens is, for each group:
- * [n][32] q, then f32 dy[n], f32 sy[n] = dy * sum(q), i32 nsq[n] = -sum(q). Tile t begins at
+/* Activations of a region, in the forms its weight wants. A tile of n <= 8 tokens is, for each
+ * group: [n][32] q, then f32 dy[n], f32 sy[n] = dy * sum(q), i32 nsq[n] = -sum(q). Tile t begins at
  * q + t * 8 * n_groups * ACT_GROUP_BYTES, whatever the others' widths. */
 struct act {
     const uint8_t *q;
@@ -70,8 +72,8 @@ struct act {
     uint32_t n_tokens, n_cols;
 };
 
-/* What a worker knows of one output row of the head: the best logit lane by lane, over the panels it
- * has seen. */
+/* What a worker knows of one output row of the head: the best logit lane by lane, over the panels
+ * it has seen. */
 struct head_track {
     float best[PANEL_ROWS];
     uint32_t row[PANEL_ROWS]; /* the first row of the panel that has it */

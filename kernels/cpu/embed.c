@@ -1,4 +1,5 @@
-/* Rows of an embedding, gathered from panels: fma(d, u, m), or d * (u - offset), then times scale. */
+/* Rows of an embedding, gathered from panels: fma(d, u, m), or d * (u - offset), then times
+ * scale. */
 #include "kernels/cpu/level.h"
 
 #include <math.h>

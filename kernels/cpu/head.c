@@ -1,7 +1,7 @@
-/* Logits of the rows a step asks for. Each worker keeps, for every row, the best logit of each of 16
- * lanes over the panels it had; the caller merges them by (value, lower id), so that greedy rows need
- * no pass over their logits, which are not even written. A maximum hides NaN: a flag beside it does
- * not. */
+/* Logits of the rows a step asks for. Each worker keeps, for every row, the best logit of each of
+ * 16 lanes over the panels it had; the caller merges them by (value, lower id), so that greedy rows
+ * need no pass over their logits, which are not even written. A maximum hides NaN: a flag beside it
+ * does not. */
 #include "kernels/cpu/level.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
-/* Levels are an order: each needs what the one before needs. CPUID says what the processor has, XCR0
- * what the system saves. Level avx512bf16 differs from avx512vnni only in attention; it is taken by
- * itself only where vdpbf16ps is faster than the two fma it replaces (on some processors it has half
- * their rate) and gives their bits. */
+/* Levels are an order: each needs what the one before needs. CPUID says what the processor has,
+ * XCR0 what the system saves. Level avx512bf16 differs from avx512vnni only in attention; it is
+ * taken by itself only where vdpbf16ps is faster than the two fma it replaces (on some processors
+ * it has half their rate) and gives their bits. */
 #include "kernels/cpu/isa.h"
 
 #include <cpuid.h>

@@ -4,8 +4,8 @@
 
 #include "kernels/cpu/level.h"
 
-/* The level named, or for NULL and "auto" the best one. NULL: not known, or not on this machine; then
- * *why is a static sentence that lists what this machine has. */
+/* The level named, or for NULL and "auto" the best one. NULL: not known, or not on this machine;
+ * then *why is a static sentence that lists what this machine has. */
 const struct level *isa_level(const char *name, const char **why);
 
 /* Level i of those this machine has, slowest first; NULL from the last on. */

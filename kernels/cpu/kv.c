@@ -1,5 +1,6 @@
-/* Pages of keys and values. The pool is one mapping of reserved address space; a page is contiguous,
- * all layers together, so that populating, copying and clearing a page are single sweeps. */
+/* Pages of keys and values. The pool is one mapping of reserved address space; a page is
+ * contiguous, all layers together, so that populating, copying and clearing a page are single
+ * sweeps. */
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>

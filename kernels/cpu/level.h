@@ -56,8 +56,8 @@ int LEVEL(head)(struct stream *s, struct tensor *logits, struct head_row *rows,
 /* y = x * rms scale * w over n columns; y may be x. */
 void LEVEL(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float eps);
 
-/* What to make of the input rows of a product: row i is row rows[i] of x (rows NULL: row i), with an
- * RMS norm if norm_w. */
+/* What to make of the input rows of a product: row i is row rows[i] of x (rows NULL: row i), with
+ * an RMS norm if norm_w. */
 struct act_args {
     const struct tensor *x;
     const uint32_t *rows;
@@ -70,9 +70,9 @@ struct act_args {
 void LEVEL(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
                   const struct act_args *args);
 
-/* out[t * out_stride + 16*i + r] = row r of panel panel_idx + i times token token_idx + t, for n_panels
- * of a part and n_tokens <= 8 tokens from token_idx, a multiple of 8, that are all of the act's last
- * tile or 8. out has room for whole panels. */
+/* out[t * out_stride + 16*i + r] = row r of panel panel_idx + i times token token_idx + t, for
+ * n_panels of a part and n_tokens <= 8 tokens from token_idx, a multiple of 8, that are all of the
+ * act's last tile or 8. out has room for whole panels. */
 void LEVEL(matmul)(float *out, size_t out_stride, const struct panels *p, uint32_t panel_idx,
                    uint32_t n_panels, const struct act *act, uint32_t token_idx, uint32_t n_tokens);
 
@@ -80,8 +80,8 @@ void LEVEL(matmul)(float *out, size_t out_stride, const struct panels *p, uint32
 void LEVEL(rope_row)(float *x, const struct rope *rope, int32_t position);
 
 /* How a product is cut into items: n_blocks runs of block_tokens tokens, each with n_units units of
- * panels; item = block * n_units + unit. Enough items for the pool to balance, blocks small enough to
- * stay in the second-level cache while the panels pass. */
+ * panels; item = block * n_units + unit. Enough items for the pool to balance, blocks small enough
+ * to stay in the second-level cache while the panels pass. */
 struct cut {
     uint32_t n_units, n_blocks, block_tokens, run_max;
 };

@@ -1,6 +1,6 @@
 /* y = x w^T + bias + residual. An item is two panels and a block of tokens; the panels stay in the
- * first-level cache while the tiles of the block pass, and the epilogue runs on a tile of results that
- * has not left it. */
+ * first-level cache while the tiles of the block pass, and the epilogue runs on a tile of results
+ * that has not left it. */
 #include "kernels/cpu/level.h"
 
 #include <stdalign.h>

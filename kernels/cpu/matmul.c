@@ -4,13 +4,14 @@
  *     s   = sum of u * q, exact in int32, started at -offset * sum(q) for formats with an offset
  *     acc = fma((float)s * dy, d, acc)
  *     acc = fma(sy, m, acc)                  only with minimums
- * Other weights: one chain of fma, columns ascending, on f32 activations. K is never split and nothing
- * is reassociated, so the bits depend on neither tile, nor level, nor who runs it.
+ * Other weights: one chain of fma, columns ascending, on f32 activations. K is never split and
+ * nothing is reassociated, so the bits depend on neither tile, nor level, nor who runs it.
  *
  * AVX-512: a vector of codes is the unsigned operand of vpdpbusd as it lies in memory, the four
- * activations are broadcast from memory; unpacking is shared by the tokens of a tile. AVX2: vpmaddubsw adds pairs in 16 bits, which is exact for
- * 4-bit codes over a whole group (15*127*16 < 32768); 8-bit codes are multiplied as |u - 128| by q with
- * its sign, for 255*127*2 would saturate (128*127*2 does not). */
+ * activations are broadcast from memory; unpacking is shared by the tokens of a tile. AVX2:
+ * vpmaddubsw adds pairs in 16 bits, which is exact for 4-bit codes over a whole group (15*127*16 <
+ * 32768); 8-bit codes are multiplied as |u - 128| by q with its sign, for 255*127*2 would saturate
+ * (128*127*2 does not). */
 #include "kernels/cpu/level.h"
 
 #include <math.h>
@@ -49,8 +50,8 @@ INLINE float load_f32(const void *p)
 #if VEC_512
 
 /* Weights come in a single stream from memory, panel after panel, so far ahead of its use. The
- * hardware's own prefetch stops at every 4 KiB and twice as often when two panels are read at once: one
- * stream with this prefetch reads 20 GB/s a core where two streams read 11. */
+ * hardware's own prefetch stops at every 4 KiB and twice as often when two panels are read at once:
+ * one stream with this prefetch reads 20 GB/s a core where two streams read 11. */
 enum { PREFETCH_BYTES = 4096 };
 
 /* n_tokens is a constant where this is expanded, and all arrays are registers. */

@@ -1,6 +1,6 @@
-/* h = act(gate) * up of the normed x. The weight holds a panel of gate, then the panel of up with the
- * same rows, and so on: an item is such a couple, and the activation runs on its two sums while they
- * are in the first-level cache. */
+/* h = act(gate) * up of the normed x. The weight holds a panel of gate, then the panel of up with
+ * the same rows, and so on: an item is such a couple, and the activation runs on its two sums while
+ * they are in the first-level cache. */
 #include "kernels/cpu/level.h"
 
 #include <stdalign.h>

@@ -1,13 +1,13 @@
-/* A region is opened and closed by one word, the gate: an open bit, the number of workers inside, and
- * a lap number. Joining is a compare-and-swap on an open gate, leaving a decrement; the caller works
- * too, shuts the gate when nothing is left to claim and waits only for those inside. A barrier that
- * counts all workers was refused: beside one busy process it stalls every region for a time slice,
- * and a step has some 250 regions.
+/* A region is opened and closed by one word, the gate: an open bit, the number of workers inside,
+ * and a lap number. Joining is a compare-and-swap on an open gate, leaving a decrement; the caller
+ * works too, shuts the gate when nothing is left to claim and waits only for those inside. A
+ * barrier that counts all workers was refused: beside one busy process it stalls every region for a
+ * time slice, and a step has some 250 regions.
  *
  * Waiting for a region: workers spin on the gate, then sleep on `lap`, a futex word that the caller
  * bumps after opening the gate. Either the worker's look at the gate sees it open, or the caller's
- * look at n_sleepers sees the worker: both are sequentially consistent. The caller waits for the last
- * one inside likewise, on `gate` itself. */
+ * look at n_sleepers sees the worker: both are sequentially consistent. The caller waits for the
+ * last one inside likewise, on `gate` itself. */
 #include "kernels/cpu/pool.h"
 
 #include <errno.h>

@@ -1,9 +1,10 @@
 /* kernels/cpu/pool.h - the threads that run kernels.
  *
- * Worker 0 is the thread that calls pool_run; it is always the same one. A region is a function over
- * item numbers; workers claim runs of items until none is left. A worker that the system has not
- * scheduled is not waited for: who arrives late finds the region closed. So the number of items a
- * worker gets, and which, is by chance, and functions must give the same result whoever runs them.
+ * Worker 0 is the thread that calls pool_run; it is always the same one. A region is a function
+ * over item numbers; workers claim runs of items until none is left. A worker that the system has
+ * not scheduled is not waited for: who arrives late finds the region closed. So the number of items
+ * a worker gets, and which, is by chance, and functions must give the same result whoever runs
+ * them.
  *
  * Waiting is bounded: a worker spins for spin_us, then sleeps on a futex. Workers block all signals
  * and have flush-to-zero set (kernels_thread_init). */
@@ -26,8 +27,8 @@ struct pool *pool_free(struct pool *p); /* joins the threads; NULL is fine; retu
 
 uint32_t pool_n_threads(const struct pool *p);
 
-/* Runs fn over [0, n_items), at most run_max items a claim, and returns when all are done; what they
- * wrote is then visible. Claims shrink towards the end, so that workers finish together. */
+/* Runs fn over [0, n_items), at most run_max items a claim, and returns when all are done; what
+ * they wrote is then visible. Claims shrink towards the end, so that workers finish together. */
 void pool_run(struct pool *p, pool_fn *fn, void *arg, uint32_t n_items, uint32_t run_max);
 
 /* One thread a physical core among those this process may use. At least 1. */

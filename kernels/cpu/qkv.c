@@ -1,6 +1,7 @@
-/* Queries, keys and values: norm, product, bias, norm of each head, RoPE; q to its tensor, k and v to
- * their slots. An item is the fewest panels that hold whole heads (4 for heads of 64), so that all that
- * follows the product happens on a row of results that is still in the first-level cache. */
+/* Queries, keys and values: norm, product, bias, norm of each head, RoPE; q to its tensor, k and v
+ * to their slots. An item is the fewest panels that hold whole heads (4 for heads of 64), so that
+ * all that follows the product happens on a row of results that is still in the first-level
+ * cache. */
 #include "kernels/cpu/level.h"
 
 #include <assert.h>

@@ -1,7 +1,7 @@
 /* Activations of a product: an RMS norm if wanted, then int8 a token and 32 columns at a time, once
  * for all parts of the weight. max is an integer maximum over the bits of |x|, which sees NaN and
- * infinities; below 2^-100 (127/max would overflow soon) the group is zeros; not finite, q is 0 and dy
- * NaN, so that the fault reaches this token's outputs and no other's. */
+ * infinities; below 2^-100 (127/max would overflow soon) the group is zeros; not finite, q is 0 and
+ * dy NaN, so that the fault reaches this token's outputs and no other's. */
 #include "kernels/cpu/level.h"
 
 #include <math.h>

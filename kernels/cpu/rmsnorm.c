@@ -1,5 +1,5 @@
-/* RMS norm: the sum of squares in 16 lanes (k mod 16) and the tree, a real square root and division.
- * Rows are independent; a worker takes whole rows. */
+/* RMS norm: the sum of squares in 16 lanes (k mod 16) and the tree, a real square root and
+ * division. Rows are independent; a worker takes whole rows. */
 #include "kernels/cpu/level.h"
 
 #include <math.h>

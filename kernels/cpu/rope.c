@@ -1,5 +1,5 @@
-/* Rotary positions on one head: y0 = fma(x0, c, -(x1*s)), y1 = fma(x1, c, x0*s). Elementwise, so plain
- * loops: the compiler may use any width without changing a bit. */
+/* Rotary positions on one head: y0 = fma(x0, c, -(x1*s)), y1 = fma(x1, c, x0*s). Elementwise, so
+ * plain loops: the compiler may use any width without changing a bit. */
 #include "kernels/cpu/level.h"
 
 #include <math.h>

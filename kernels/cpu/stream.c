@@ -28,7 +28,8 @@ static size_t scratch_bytes(const struct stream_shape *shape)
                        8 * KERNELS_SPAN * sizeof(float) + (8 + ATTENTION_ROWS) * o_bytes;
     size_t heads = 0;
 
-    /* Layers may have smaller heads than the largest, which can need more panels: 3 for 24, 2 for 32. */
+    /* Layers may have smaller heads than the largest, which can need more panels: 3 for 24, 2 for
+     * 32. */
     for (uint32_t i = 2; i <= shape->head_dim; i += 2)
         heads = max_size(heads, TILE_TOKENS * heads_panels(i) * PANEL_ROWS * sizeof(float));
     heads += round_up(shape->head_dim * sizeof(uint16_t)) + LINE_BYTES;

@@ -371,7 +371,7 @@ INLINE v16 v_round_bf16(v16 a)
 
 #endif
 
-/* ---- what follows from the above, the same for all levels ------------------------------------------ */
+/* ---- what follows from the above, the same for all levels ------------------------------------ */
 
 #if !VEC_512
 INLINE void v_store_bf16(uint16_t *p, v16 a)
@@ -431,10 +431,10 @@ INLINE float v_max_tree(v16 a)
     return lane[0];
 }
 
-/* ---- pairs --------------------------------------------------------------------------------------- */
+/* ---- pairs ----------------------------------------------------------------------------------- */
 
-/* `plain` is a constant where these are expanded: not 0 for f32 keys and values, whose two columns lie
- * apart. The coefficients (queries, probabilities) of a pair are two f32, or two bf16 where the
+/* `plain` is a constant where these are expanded: not 0 for f32 keys and values, whose two columns
+ * lie apart. The coefficients (queries, probabilities) of a pair are two f32, or two bf16 where the
  * machine's own pair product takes them. */
 #ifdef CPU_LEVEL_avx512bf16
 #define PAIR_NATIVE(plain) (!(plain))

@@ -1,10 +1,10 @@
-/* Repacks a model file's rows into panels (cpu.h says how they lie), in parallel, so that the pages of
- * a panel are first touched by the workers. Every format keeps its own size and its exact values:
- * nothing is requantised.
+/* Repacks a model file's rows into panels (cpu.h says how they lie), in parallel, so that the pages
+ * of a panel are first touched by the workers. Every format keeps its own size and its exact
+ * values: nothing is requantised.
  *
  * For gate and up the panels alternate, gate first, so that one item of work has both halves of its
- * rows in one stream of memory; for stacked parts they follow each other, and every part begins with a
- * panel of its own. */
+ * rows in one stream of memory; for stacked parts they follow each other, and every part begins
+ * with a panel of its own. */
 #include "kernels/cpu/cpu.h"
 
 #include <assert.h>
@@ -185,7 +185,8 @@ int cpu_weight_new(struct backend *b, struct weight **weightp, const struct weig
         w->bytes += part_panels * panel_bytes(spec->parts[i].dtype, w->n_cols);
         n_panels += part_panels;
     }
-    /* Prefetches run past the last panel, which is harmless; the slack is for the last vector load. */
+    /* Prefetches run past the last panel, which is harmless; the slack is for the last vector
+     * load. */
     w->bytes += 64;
     w->data = memory_new(w->bytes);
     if (!w->data) {

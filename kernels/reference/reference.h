@@ -70,7 +70,7 @@ static inline size_t reference_round_up(size_t n, size_t unit)
 /* NULL if there is no memory; free() gives it back. Zeroed. */
 void *reference_alloc(size_t bytes);
 
-/* ---- vector.c ------------------------------------------------------------------------------- */
+/* ---- vector.c -------------------------------------------------------------------------------- */
 
 /* out[i] = dot(rows + i * n, x), i < 4 */
 void reference_dot4(float out[4], const float *rows, const float *x, uint32_t n);
@@ -79,7 +79,7 @@ void reference_rmsnorm_row(float *y, const float *x, const float *w, uint32_t n,
 /* Turns one head by the angles of a position. */
 void reference_rope_head(float *head, const struct rope *rope, int32_t position);
 
-/* ---- weight.c ------------------------------------------------------------------------------- */
+/* ---- weight.c -------------------------------------------------------------------------------- */
 
 int reference_weight_new(struct backend *b, struct weight **weightp, const struct weight_spec *spec,
                          const char **why);
@@ -92,7 +92,7 @@ void reference_weight_multiply(struct reference_stream *s, float *tile, const st
                                uint32_t row0, uint32_t n_rows, const float *x, size_t x_stride,
                                uint32_t n_tokens);
 
-/* ---- kv.c ----------------------------------------------------------------------------------- */
+/* ---- kv.c ------------------------------------------------------------------------------------ */
 
 int reference_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
                      const char **why);
@@ -109,7 +109,7 @@ void reference_kv_put(struct kv *kv, uint32_t layer, uint32_t slot_idx, const fl
 void reference_kv_get(float *out, const struct kv *kv, uint32_t layer, bool is_v, uint32_t slot_idx,
                       uint32_t kv_head);
 
-/* ---- operators ------------------------------------------------------------------------------ */
+/* ---- operators ------------------------------------------------------------------------------- */
 
 int reference_embed(struct stream *s, struct tensor *x, const struct weight *e,
                     const int32_t *tokens, float scale);

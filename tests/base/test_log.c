@@ -1,4 +1,5 @@
-/* Lines as an operator sees them: priorities only for the journal, one line each, clients limited. */
+/* Lines as an operator sees them: priorities only for the journal, one line each, clients
+ * limited. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdio.h>

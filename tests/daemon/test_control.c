@@ -1,5 +1,5 @@
-/* The control socket from the client's end, record by record: handshakes good and bad, commands, and who may
- * give them. */
+/* The control socket from the client's end, record by record: handshakes good and bad, commands,
+ * and who may give them. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <jansson.h>
@@ -145,7 +145,8 @@ Test(control, an_oversized_or_empty_record_ends_the_connection)
     nothing_left(s);
 }
 
-/* In the simulation nothing keeps descriptors away, as on an old kernel: the record itself is an offence. */
+/* In the simulation nothing keeps descriptors away, as on an old kernel: the record itself is an
+ * offence. */
 Test(control, a_descriptor_ends_the_connection)
 {
     struct sim *s = fresh();
@@ -267,7 +268,7 @@ Test(control, bytes_of_a_uid_are_limited)
     nothing_left(s);
 }
 
-/* ---- commands ----------------------------------------------------------------------------------------- */
+/* ---- commands -------------------------------------------------------------------------------- */
 
 static json_t *ask(struct sim *s, uint32_t uid, const char *command, const char *argument,
                    int status)

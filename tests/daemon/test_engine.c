@@ -1,6 +1,7 @@
-/* The engine over the null model: whatever else runs, however prompts are cut, with soft resets, cancels and
- * deadlines, each request gets what it gets alone; and over a scripted model, for what the null model never
- * does: rows that are not finite, devices that fail or are slow, machines without memory. */
+/* The engine over the null model: whatever else runs, however prompts are cut, with soft resets,
+ * cancels and deadlines, each request gets what it gets alone; and over a scripted model, for what
+ * the null model never does: rows that are not finite, devices that fail or are slow, machines
+ * without memory. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -20,7 +21,7 @@ static uint32_t random_below(uint64_t *state, uint32_t n)
     return (uint32_t)((*state >> 33) % n);
 }
 
-/* ---- a job: a request as the test sees it ------------------------------------------------------------- */
+/* ---- a job: a request as the test sees it ---------------------------------------------------- */
 
 struct job {
     uint32_t prompt[TOKENS_MAX], n_prompt;
@@ -56,7 +57,7 @@ static void on_end(void *ctx, struct request *r, void *owner, const struct reque
     j->r = NULL;
 }
 
-/* ---- an engine with its model and clock --------------------------------------------------------------- */
+/* ---- an engine with its model and clock ------------------------------------------------------ */
 
 struct rig {
     struct model *model;
@@ -244,7 +245,7 @@ static uint64_t storm(const struct shape *s, uint64_t seed, uint32_t n_jobs, uin
     return stats.n_soft_resets;
 }
 
-/* ---- each result is what it is alone ------------------------------------------------------------------ */
+/* ---- each result is what it is alone --------------------------------------------------------- */
 
 Test(engine, storms_give_each_request_what_it_gets_alone)
 {
@@ -327,7 +328,7 @@ Test(engine, equal_seeds_give_equal_tokens_and_other_seeds_others)
     rig_fini(&g);
 }
 
-/* ---- admission and ends ------------------------------------------------------------------------------- */
+/* ---- admission and ends ---------------------------------------------------------------------- */
 
 static const struct shape small = {
     .max_batch_tokens = 32, .page_size = 4, .n_blocks = 20, .max_requests_per_batch = 8};
@@ -435,8 +436,8 @@ Test(engine, cancelled_waiting_request_never_starts)
     rig_fini(&g);
 }
 
-/* After a soft reset nobody is admitted until an active request leaves; leaving by cancel counts, else a
- * waiting request would wait for ever. */
+/* After a soft reset nobody is admitted until an active request leaves; leaving by cancel counts,
+ * else a waiting request would wait for ever. */
 Test(engine, admission_opens_when_all_active_are_cancelled)
 {
     struct rig g;
@@ -602,7 +603,7 @@ Test(engine, fail_all_ends_everything_with_the_status)
     rig_fini(&g);
 }
 
-/* ---- stops -------------------------------------------------------------------------------------------- */
+/* ---- stops ----------------------------------------------------------------------------------- */
 
 Test(engine, stop_string_over_two_tokens_ends_there_and_keeps_the_text_before)
 {
@@ -622,7 +623,8 @@ Test(engine, stop_string_over_two_tokens_ends_there_and_keeps_the_text_before)
         memcpy(text + ends[i], bytes, n);
         ends[i + 1] = ends[i] + n;
     }
-    /* The last byte of token 9 and the first of token 10 that are ASCII together, wherever they are first. */
+    /* The last byte of token 9 and the first of token 10 that are ASCII together, wherever they are
+     * first. */
     uint32_t at = 0;
     for (uint32_t i = 9; i < 29 && !at; i++)
         if ((signed char)text[ends[i] - 1] > 0 && (signed char)text[ends[i]] > 0)
@@ -693,7 +695,7 @@ Test(engine, stop_id_and_eos_are_told_apart)
     rig_fini(&g);
 }
 
-/* ---- a scripted model --------------------------------------------------------------------------------- */
+/* ---- a scripted model ------------------------------------------------------------------------ */
 
 struct script {
     struct rig rig;

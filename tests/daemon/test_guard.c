@@ -1,4 +1,5 @@
-/* A page that is gone: where it is guarded the access reads zeros and the range says so; elsewhere it kills. */
+/* A page that is gone: where it is guarded the access reads zeros and the range says so; elsewhere
+ * it kills. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <sys/mman.h>

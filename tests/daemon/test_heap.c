@@ -1,5 +1,5 @@
-/* After the daemon was made nothing calls the heap, whatever clients do: this program counts every call.
- * Not under the sanitizers, whose own allocators stand in that place. */
+/* After the daemon was made nothing calls the heap, whatever clients do: this program counts every
+ * call. Not under the sanitizers, whose own allocators stand in that place. */
 #include <criterion/criterion.h>
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Intake over a real lane: what is taken, what is refused and why, what waits, and that one user's flood does
- * not keep another out. */
+/* Intake over a real lane: what is taken, what is refused and why, what waits, and that one user's
+ * flood does not keep another out. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>

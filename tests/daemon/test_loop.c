@@ -111,7 +111,8 @@ static void pair_of(int pair[2])
     cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair), 0);
 }
 
-/* Turns until *n has reached at least `want`; simulation may keep news back, others deliver at once or soon. */
+/* Turns until *n has reached at least `want`; simulation may keep news back, others deliver at once
+ * or soon. */
 static void turn_until(struct rig *g, const uint32_t *n, uint32_t want)
 {
     for (int i = 0; i < 1000 && *n < want; i++)

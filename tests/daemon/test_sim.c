@@ -1,5 +1,5 @@
-/* The whole daemon in one process: seeds that once failed, and a couple of hundred others; `make soak` runs
- * ten thousand. */
+/* The whole daemon in one process: seeds that once failed, and a couple of hundred others; `make
+ * soak` runs ten thousand. */
 #include <criterion/criterion.h>
 
 #include "tests/util/sim.h"

@@ -1,12 +1,12 @@
-/* Checks of attention and of pages. No operator writes keys and values but qkv, so the unit matrix is its
- * weight: then q, k and v are pieces of x, to the bit, on both sides. */
+/* Checks of attention and of pages. No operator writes keys and values but qkv, so the unit matrix
+ * is its weight: then q, k and v are pieces of x, to the bit, on both sides. */
 #include "tests/kernels/ops_scene.h"
 
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
 
-/* ---- attention ------------------------------------------------------------------------------ */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 static void check_attention(struct pair *p, const struct attention_case *c)
 {
@@ -75,7 +75,7 @@ void ops_check_attention(const struct ops_subject *subject)
     }
 }
 
-/* ---- pages with a past ---------------------------------------------------------------------- */
+/* ---- pages with a past ----------------------------------------------------------------------- */
 
 /* A cleared page's V reads as zeros: seen by a query that writes nothing itself. */
 static void check_cleared(struct scene *s)

@@ -2,9 +2,9 @@
  *
  * Each check makes random inputs, runs an operator on the backend under test and on the oracle, and
  * reports by cr_expect what leaves the limits: NMSE = |a-b|^2/|b|^2 over the whole output, and the
- * largest |a-b| in units of the oracle's rms, over all or over the row (the larger). Where the oracle's output is all zeros, the other's
- * must be too; a NaN or an infinity on one side only never passes. Call kernels_thread_init()
- * first. */
+ * largest |a-b| in units of the oracle's rms, over all or over the row (the larger). Where the
+ * oracle's output is all zeros, the other's must be too; a NaN or an infinity on one side only
+ * never passes. Call kernels_thread_init() first. */
 #ifndef CB_TESTS_KERNELS_OPS_COMMON_H
 #define CB_TESTS_KERNELS_OPS_COMMON_H
 

@@ -78,7 +78,7 @@ void ops_check_rmsnorm(const struct ops_subject *subject)
     pair_close(&p);
 }
 
-/* ---- products ------------------------------------------------------------------------------- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 static const struct ops_limit *linear_limit(const struct ops_subject *s, enum dtype t,
                                             enum input kind)
@@ -190,7 +190,7 @@ void ops_check_gate_up(const struct ops_subject *subject)
     pair_close(&p);
 }
 
-/* ---- head ----------------------------------------------------------------------------------- */
+/* ---- head ------------------------------------------------------------------------------------ */
 
 /* What the rows say must be what the same side's logits say. */
 static void check_head_rows(const struct tensor *logits, const struct head_row *rows)
@@ -311,7 +311,7 @@ void ops_check_head(const struct ops_subject *subject)
     pair_close(&p);
 }
 
-/* ---- sampler -------------------------------------------------------------------------------- */
+/* ---- sampler --------------------------------------------------------------------------------- */
 
 void ops_check_sample(const struct ops_subject *subject)
 {
@@ -367,7 +367,7 @@ void ops_check_sample(const struct ops_subject *subject)
     pair_close(&p);
 }
 
-/* ---- refusals ------------------------------------------------------------------------------- */
+/* ---- refusals -------------------------------------------------------------------------------- */
 
 static void refused(const struct side *s, int expected, int r, const char *why, const char *what)
 {

@@ -1,5 +1,5 @@
-/* Checks of qkv with real weights: q is compared as it is, V through a window of one key, K through the
- * attention it leads to. */
+/* Checks of qkv with real weights: q is compared as it is, V through a window of one key, K through
+ * the attention it leads to. */
 #include "tests/kernels/ops_scene.h"
 
 #include <criterion/criterion.h>

@@ -1,5 +1,5 @@
-/* tests/kernels/ops_scene.h - a pool of keys and values on both sides, sequences that grow over it, and
- * the steps in which they do. */
+/* tests/kernels/ops_scene.h - a pool of keys and values on both sides, sequences that grow over it,
+ * and the steps in which they do. */
 #ifndef CB_TESTS_KERNELS_OPS_SCENE_H
 #define CB_TESTS_KERNELS_OPS_SCENE_H
 
@@ -41,8 +41,8 @@ struct scene {
 };
 
 void plan_grow(struct plan *plan, uint32_t seq, uint32_t n_keys); /* pages for so many keys */
-/* The next step: counts[seq] new tokens; sequences with one token come first, and first of all a row of
- * padding that writes nothing and sees nothing. */
+/* The next step: counts[seq] new tokens; sequences with one token come first, and first of all a
+ * row of padding that writes nothing and sees nothing. */
 void plan_step(struct plan *plan, const uint32_t counts[SEQS_MAX]);
 /* Gives up the pages that no later query can see. */
 void plan_free_behind(struct plan *plan, uint32_t window);

@@ -34,7 +34,7 @@ static float *row_of(const struct tensor *t, uint32_t row)
     return (float *)((char *)t->data + row * t->stride_bytes);
 }
 
-/* ---- memory --------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int oracle_open(struct backend **backendp, const struct backend_config *config,
                        const char **why)
@@ -199,7 +199,7 @@ static struct stream *oracle_stream_free(struct stream *s)
     return NULL;
 }
 
-/* ---- operators ------------------------------------------------------------------------------ */
+/* ---- operators ------------------------------------------------------------------------------- */
 
 /* As a bf16 pool keeps it: 8 bits of mantissa, ties to even. Values here are far from both ends. */
 static double as_bf16(double x)

@@ -1,5 +1,5 @@
-/* The cpu backend, at every level this machine has, against the double-precision oracle. Whether the
- * levels agree with each other to the bit is test_cpu_bits.c's. */
+/* The cpu backend, at every level this machine has, against the double-precision oracle. Whether
+ * the levels agree with each other to the bit is test_cpu_bits.c's. */
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>

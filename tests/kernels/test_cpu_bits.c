@@ -1,7 +1,8 @@
-/* Results of the cpu backend depend on the row only: the same bits at every level, for every number of
- * threads, batch, chunking and page size. A small two-layer model is run over the same sequences in many
- * ways; single operators are run over odd sizes. The scalar level, one thread, one row at a time (or one
- * sequence at a time) is what all others must equal. NaNs are compared as such, not by their payload. */
+/* Results of the cpu backend depend on the row only: the same bits at every level, for every number
+ * of threads, batch, chunking and page size. A small two-layer model is run over the same sequences
+ * in many ways; single operators are run over odd sizes. The scalar level, one thread, one row at a
+ * time (or one sequence at a time) is what all others must equal. NaNs are compared as such, not by
+ * their payload. */
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>
@@ -25,7 +26,7 @@ static size_t n_different(const float *a, const float *b, size_t n)
     return differ;
 }
 
-/* ---- inputs ---------------------------------------------------------------------------------------- */
+/* ---- inputs ---------------------------------------------------------------------------------- */
 
 /* Normal; every fifth value 20 times that; some denormal, some zero, some tiny. */
 static float hard_value(uint64_t *state)
@@ -112,7 +113,7 @@ static struct backend *open_level(const char *isa, uint32_t n_threads)
     return b;
 }
 
-/* ---- a model over the operators -------------------------------------------------------------------- */
+/* ---- a model over the operators -------------------------------------------------------------- */
 
 enum {
     N_EMBD = 96,
@@ -328,7 +329,8 @@ static void run_step(struct run *r, uint32_t done[N_SEQS], const uint32_t counts
     }
 }
 
-/* All sequences to their ends: chunk[i] tokens of sequence i a step, 0: after all others are done. */
+/* All sequences to their ends: chunk[i] tokens of sequence i a step, 0: after all others are
+ * done. */
 static void run_all(struct run *r, const uint32_t chunk[N_SEQS])
 {
     uint32_t done[N_SEQS] = {0};
@@ -418,7 +420,7 @@ Test(cpu_bits, model_bf16)
                                     .sinks = true});
 }
 
-/* ---- single operators over odd sizes ----------------------------------------------------------------- */
+/* ---- single operators over odd sizes --------------------------------------------------------- */
 
 static const struct {
     uint32_t n_cols, n_rows;

@@ -27,8 +27,8 @@ Test(philox, known_answers)
     }
 }
 
-/* The mapping of arguments to key and counter is part of the contract: seeds of before must draw again
- * what they drew. */
+/* The mapping of arguments to key and counter is part of the contract: seeds of before must draw
+ * again what they drew. */
 Test(philox, uniform_is_the_first_53_bits)
 {
     uint32_t words[4] = {7, 1000, 3, 0};

@@ -24,8 +24,8 @@ static struct sample draw(const float *logits, uint32_t n, struct sample_params 
     return s;
 }
 
-/* Chi-square of 1e5 draws against these probabilities; ids of probability 0 must not come. A result above
- * the bound has a chance of 1e-3 (Wilson and Hilferty's approximation). */
+/* Chi-square of 1e5 draws against these probabilities; ids of probability 0 must not come. A result
+ * above the bound has a chance of 1e-3 (Wilson and Hilferty's approximation). */
 static void check_distribution(const float *logits, const double *probs, uint32_t n,
                                struct sample_params params)
 {

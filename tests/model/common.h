@@ -16,8 +16,8 @@ enum { SANITIZED = 0 };
 /* The default model: $CBD_MODEL, else where `make model` puts it. */
 const char *default_model(void);
 
-/* A model of that file on that backend, with blocks for n_seqs sequences of seq_tokens; the test fails if it
- * does not open. */
+/* A model of that file on that backend, with blocks for n_seqs sequences of seq_tokens; the test
+ * fails if it does not open. */
 struct model *open_model(const char *path, const char *backend, enum dtype kv_dtype,
                          uint32_t n_seqs, uint32_t seq_tokens, uint32_t max_batch_tokens);
 /* The same of a file that the test built; takes o. */

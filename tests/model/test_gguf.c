@@ -13,7 +13,7 @@
 #include "daemon/model/model.h"
 #include "tests/util/gguf_write.h"
 
-/* ---- files made byte by byte ------------------------------------------------------------------------ */
+/* ---- files made byte by byte ----------------------------------------------------------------- */
 
 struct raw {
     _Alignas(64) uint8_t data[4096];
@@ -84,8 +84,8 @@ static void put_data(struct raw *f, size_t n)
         put_u8(f, 1);
 }
 
-/* Parses a copy of exactly these bytes, with a page behind it that cannot be read: if alignment to 8
- * allows, one byte too many is a crash. (A sanitizer sees it in any case.) */
+/* Parses a copy of exactly these bytes, with a page behind it that cannot be read: if alignment to
+ * 8 allows, one byte too many is a crash. (A sanitizer sees it in any case.) */
 static int parse(const void *data, size_t n, char *message)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE), room = (n + page - 1) / page * page;
@@ -116,7 +116,7 @@ static void expect(const struct raw *f, int error, const char *part1, const char
               part2, message);
 }
 
-/* ---- honest files ------------------------------------------------------------------------------------- */
+/* ---- honest files ---------------------------------------------------------------------------- */
 
 static struct gguf_out *sample(uint32_t version)
 {
@@ -243,7 +243,7 @@ Test(gguf, negative_numbers_are_no_counts)
 
 /* Known fault 36 is in test_config: the architecture may be the last key. */
 
-/* ---- damaged and hostile files ------------------------------------------------------------------------ */
+/* ---- damaged and hostile files --------------------------------------------------------------- */
 
 Test(gguf, truncated_at_any_byte_is_an_error)
 {
@@ -324,7 +324,8 @@ Test(gguf, dimensions_are_1_to_4)
     }
 }
 
-/* Known fault 35: 43 bytes that claim 2^63 elements; arrays in arrays; a string longer than the file. */
+/* Known fault 35: 43 bytes that claim 2^63 elements; arrays in arrays; a string longer than the
+ * file. */
 Test(gguf, lengths_beyond_the_file)
 {
     struct raw f = head(3, 0, 1);
@@ -480,7 +481,7 @@ Test(gguf, tensors_in_impossible_places)
     expect(&f, -EINVAL, "tensor 'w' occurs twice", "bytes 96 and 128");
 }
 
-/* ---- the file itself -------------------------------------------------------------------------------- */
+/* ---- the file itself ------------------------------------------------------------------------- */
 
 static void expect_path(const char *path, int error, const char *part)
 {

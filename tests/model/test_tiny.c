@@ -30,7 +30,7 @@ static void run_all(struct model *m, const int32_t *ids, uint32_t n, uint32_t ch
     feed_free(f);
 }
 
-/* ---- recorded -------------------------------------------------------------------------------------------- */
+/* ---- recorded -------------------------------------------------------------------------------- */
 
 static void check_logits(struct model *m, const char *folder, const int32_t *ids,
                          const uint16_t *recorded, float slack)
@@ -48,8 +48,8 @@ static void check_logits(struct model *m, const char *folder, const int32_t *ids
     cr_expect_eq(n_off, 0, "%s: %u of %u logits are off", folder, n_off, N_TOKENS * TINY_VOCAB);
 }
 
-/* Greedy from the first 20 ids, two sequences in one batch; EOS was never chosen. In a random model the two best may be
- * closer than f32 arithmetic tells apart: then either will do. */
+/* Greedy from the first 20 ids, two sequences in one batch; EOS was never chosen. In a random model
+ * the two best may be closer than f32 arithmetic tells apart: then either will do. */
 static void check_greedy(struct model *m, const char *folder, const int32_t *ids,
                          const int32_t *recorded, float slack)
 {
@@ -117,7 +117,7 @@ Test(tiny, recorded_llama3)
     check_recorded("tests/data/tiny/llama-tied-hd32-rope-llama3", "cpu");
 }
 
-/* ---- every type on both backends --------------------------------------------------------------------------- */
+/* ---- every type on both backends ------------------------------------------------------------- */
 
 static void fill_ids(int32_t *ids, uint32_t n)
 {

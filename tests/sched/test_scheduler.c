@@ -1,5 +1,5 @@
-/* What the recorded workloads cannot show of the scheduler: outcomes that only a fault brings about, and that
- * its audit sees such faults. */
+/* What the recorded workloads cannot show of the scheduler: outcomes that only a fault brings
+ * about, and that its audit sees such faults. */
 #include <criterion/criterion.h>
 
 #include "daemon/sched/scheduler.h"

@@ -41,8 +41,7 @@ static json_int_t integer(const json_t *o, const char *key)
     return json_integer_value(json_object_get(o, key));
 }
 
-/* ---- the engine's two sides
- * -------------------------------------------------------------------------- */
+/* ---- the engine's two sides ------------------------------------------------------------------ */
 
 static int run(void *ctx, const struct step *step, const struct sample_params *params,
                struct sample *samples)
@@ -86,8 +85,7 @@ static void on_end(void *ctx, struct request *r, void *owner, const struct reque
     p->n_ended++;
 }
 
-/* ---- one workload
- * ------------------------------------------------------------------------------------ */
+/* ---- one workload ---------------------------------------------------------------------------- */
 
 static struct engine *engine_of(struct replay *p, const json_t *w, struct model *m)
 {

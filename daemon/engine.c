@@ -121,8 +121,10 @@ struct engine *engine_free(struct engine *e)
 
 uint32_t engine_tokens_max(const struct engine *e)
 {
-    uint64_t cache = (uint64_t)e->info->n_blocks * e->info->page_size;
-    return cache < e->info->n_context ? (uint32_t)cache : e->info->n_context;
+    uint64_t most = (uint64_t)e->info->n_blocks * e->info->page_size;
+    if (most > e->info->n_context)
+        most = e->info->n_context;
+    return (uint32_t)(most < e->config.max_held_tokens ? most : e->config.max_held_tokens);
 }
 
 /* ---- ends ------------------------------------------------------------------------------------ */

@@ -67,7 +67,8 @@ int engine_new(struct engine **enginep, const struct engine_config *config, stru
 /* Requests that have not ended are dropped without a word. NULL is fine; returns NULL. */
 struct engine *engine_free(struct engine *e);
 
-/* The most tokens, prompt and limit together, that one request may have: context or whole cache. */
+/* The most tokens, prompt and limit together, that one request may have: context, whole cache or
+ * max_held_tokens, whichever is least. What is refused as ENGINE_FULL fits one day. */
 uint32_t engine_tokens_max(const struct engine *e);
 
 /* 0, ENGINE_FULL or ENGINE_TOO_BIG; on 0 *requestp is valid until its end was reported. */

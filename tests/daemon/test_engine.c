@@ -69,13 +69,15 @@ struct rig {
 struct shape {
     uint32_t max_batch_tokens, page_size, n_blocks, max_requests_per_batch, step_us;
     enum scheduler_kind scheduler;
+    uint32_t max_held_tokens; /* 0: plenty */
 };
 
 static void rig_engine(struct rig *g, const struct shape *s, const struct engine_sink *sink)
 {
     struct engine_config config = {.scheduler = s->scheduler,
                                    .max_requests = JOBS_MAX,
-                                   .max_held_tokens = JOBS_MAX * CONTEXT,
+                                   .max_held_tokens =
+                                       s->max_held_tokens ? s->max_held_tokens : JOBS_MAX * CONTEXT,
                                    .max_batch_tokens = s->max_batch_tokens,
                                    .max_requests_per_batch = s->max_requests_per_batch,
                                    .safety_margin = -1,
@@ -356,6 +358,28 @@ Test(engine, what_can_never_fit_is_refused_and_what_just_fits_runs)
     run_dry(&g);
     cr_assert_eq(k.end.finish, FINISH_LENGTH);
     cr_assert_eq(k.n_got, 50);
+    rig_fini(&g);
+}
+
+/* It was ENGINE_FULL, and the client waited for ever. */
+Test(engine, what_is_more_than_all_may_hold_together_is_refused)
+{
+    struct rig g;
+    static struct job j, k, l;
+    struct shape tight = small;
+    tight.max_held_tokens = 50;
+    rig_init(&g, &tight);
+    cr_assert_eq(engine_tokens_max(g.engine), 50);
+    j = job_of(30, 21);
+    cr_assert_eq(submit(&g, &j), ENGINE_TOO_BIG);
+    k = job_of(30, 20);
+    l = job_of(3, 1);
+    cr_assert_eq(submit(&g, &k), 0);
+    cr_assert_eq(submit(&g, &l), ENGINE_FULL);
+    run_dry(&g);
+    cr_assert_eq(submit(&g, &l), 0);
+    run_dry(&g);
+    cr_assert_eq(l.end.finish, FINISH_LENGTH);
     rig_fini(&g);
 }
 

@@ -26,8 +26,9 @@
 
 enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_COUNT };
 
-#define KERNELS_NO_SLOT 0xffffffffu /* step.slot_idx: write nothing; step.table: page freed     */
-#define KERNELS_SPAN    256u        /* keys in a span of attention, by absolute position          */
+#define KERNELS_NO_SLOT   0xffffffffu /* step.slot_idx: write nothing; step.table: page freed     */
+#define KERNELS_VOCAB_MAX ((1u << 20) - 1) /* rows of logits are no longer: sampling.h */
+#define KERNELS_SPAN      256u /* keys in a span of attention, by absolute position          */
 
 /* A view of rows. stride_bytes is the distance between rows. Whoever made the data owns it. */
 struct tensor {

@@ -165,7 +165,7 @@ void sampling_draw(struct sample *out, float *logits, float *weights, uint32_t n
     float max;
     double total, u;
 
-    assert(n_vocab >= 1 && n_vocab <= 1u << 20);
+    assert(n_vocab >= 1 && n_vocab <= KERNELS_VOCAB_MAX);
     *out = (struct sample){0};
     if (!scale_row(logits, n_vocab, params->temperature, &max, &best)) {
         out->not_finite = 1;

@@ -7,15 +7,17 @@
  * kept, as numeric contract v1 says: exp(score - largest), summed in double, by blocks of 256 ids.
  *
  * Probabilities for the top_p cut are integers, exp(score - largest) in units of 2^-44 of the
- * largest, so that no order of summation can move the cut. */
+ * largest, so that no order of summation can move the cut. A row of KERNELS_VOCAB_MAX of them fits
+ * 64 bits. */
 #ifndef CB_KERNELS_SAMPLING_H
 #define CB_KERNELS_SAMPLING_H
 
 #include "kernels/kernels.h"
 
 /* logits [n_vocab] become scores; weights [n_vocab] is scratch. n_vocab is at least 1 and at most
- * 2^20. A row that holds a NaN or an infinity sets not_finite and draws nothing. The temperature is
- * above 0; one so small that the largest score is not a number any more acts as greedy. */
+ * KERNELS_VOCAB_MAX. A row that holds a NaN or an infinity sets not_finite and draws nothing. The
+ * temperature is above 0; one so small that the largest score is not a number any more acts as
+ * greedy. */
 void sampling_draw(struct sample *out, float *logits, float *weights, uint32_t n_vocab,
                    const struct sample_params *params);
 

@@ -202,11 +202,11 @@ static int read_vocab(const struct reader *r, struct config *c)
                             "%s: tensor 'token_embd.weight' is missing: the file is no complete "
                             "model; convert it again",
                             gguf_path(r->g));
-    if (t->dims[1] > 1u << 22)
+    if (t->dims[1] > KERNELS_VOCAB_MAX)
         return model_refuse(r->message, -EINVAL,
                             "%s: tensor 'token_embd.weight' at byte %" PRIu64 " has %" PRIu64
                             " rows; up to %u tokens are possible",
-                            gguf_path(r->g), t->file_off, t->dims[1], 1u << 22);
+                            gguf_path(r->g), t->file_off, t->dims[1], KERNELS_VOCAB_MAX);
     c->n_vocab = (uint32_t)t->dims[1];
     return 0;
 }

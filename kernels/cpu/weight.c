@@ -7,7 +7,6 @@
  * with a panel of its own. */
 #include "kernels/cpu/cpu.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

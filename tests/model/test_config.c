@@ -103,6 +103,22 @@ Test(config, missing_keys_are_named)
     }
 }
 
+/* Sampling adds up a row in 64 bits: a wider one would stop the daemon when it is drawn from. */
+Test(config, a_vocabulary_wider_than_sampling_can_draw_from_is_refused)
+{
+    enum { ROWS = KERNELS_VOCAB_MAX + 1, COLS = 1 };
+    char message[MODEL_MESSAGE_MAX];
+    void *wide = calloc(ROWS, sizeof(float) * COLS);
+    struct gguf_out *o = least("token_embd.weight");
+    struct config c;
+
+    cr_assert(wide);
+    gguf_out_tensor(o, "token_embd.weight", DTYPE_F32, ROWS, COLS, wide);
+    cr_assert_eq(read_config(o, &c, message), -EINVAL);
+    cr_assert(strstr(message, "1048576 rows") && strstr(message, "1048575"), "%s", message);
+    free(wide);
+}
+
 Test(config, unknown_architecture_is_named)
 {
     char message[MODEL_MESSAGE_MAX];

@@ -1,5 +1,4 @@
 /* The plain body: one epoll set, level triggered, which is what loop.h promises already. */
-#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -48,7 +47,9 @@ static void epoll_wait_ready(struct loop *l, uint64_t timeout_ns)
     struct timespec ts = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
                           .tv_nsec = (long)(timeout_ns % 1000000000u)};
     int n = epoll_pwait2(e->fd, events, EVENTS_MAX, timeout_ns == LOOP_FOREVER ? NULL : &ts, NULL);
-    if (n < 0 && errno == ENOSYS) { /* before 5.11: whole milliseconds, rounded up */
+    /* Before 5.11, or a filter of system calls that does not know it: whole milliseconds, rounded
+     * up. */
+    if (n < 0 && (errno == ENOSYS || errno == EPERM)) {
         uint64_t ms = timeout_ns / 1000000u + (timeout_ns % 1000000u != 0);
         n = epoll_wait(e->fd, events, EVENTS_MAX, ms > 3600000u ? 3600000 : (int)ms);
     }

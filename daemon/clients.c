@@ -17,10 +17,9 @@
 #include "daemon/guard.h"
 #include "shm/doorbell.h"
 
-#define SPARE_CONNECTIONS 64 /* for handshakes and administrators beside all lanes */
-#define HANDSHAKE_NS      2000000000ull
-#define BACKOFF_NS        1000000000ull /* after a broken lane, times how many there were */
-#define BACKOFF_MOST      30u
+#define HANDSHAKE_NS 2000000000ull
+#define BACKOFF_NS   1000000000ull /* after a broken lane, times how many there were */
+#define BACKOFF_MOST 30u
 
 int clients_new(struct clients **clientsp, const struct clients_config *config)
 {
@@ -28,7 +27,7 @@ int clients_new(struct clients **clientsp, const struct clients_config *config)
     if (!c)
         return -ENOMEM;
     c->config = *config;
-    c->n_clients = (uint32_t)config->settings->max_lanes + SPARE_CONNECTIONS;
+    c->n_clients = (uint32_t)config->settings->max_lanes + CLIENTS_SPARE;
     c->table = calloc(c->n_clients, sizeof *c->table);
     c->quotas = calloc(c->n_clients, sizeof *c->quotas);
     list_init(&c->free);

@@ -30,6 +30,8 @@
 #include "shm/segment.h"
 #include "shm/stats.h"
 
+#define CLIENTS_SPARE 64 /* connections beside all lanes, for handshakes and administrators */
+
 struct control;
 struct engine;
 struct request;

@@ -2,8 +2,6 @@
  * slot record lives on, without a lane, and what comes for it is dropped here. */
 #include "daemon/deliver.h"
 
-#include <assert.h>
-
 #include "daemon/base/clock.h"
 #include "daemon/guard.h"
 

@@ -6,7 +6,6 @@
  * the kernel may end a multishot at any time anyway. Arming anew looks at the level. Entries carry
  * the slot, its generation and their kind, so that late completions of removed watches mean
  * nothing. */
-#include <assert.h>
 #include <errno.h>
 #include <liburing.h>
 #include <poll.h>
@@ -29,7 +28,6 @@ struct loop_uring {
     uint32_t *again;   /* slots whose handler ran and that want arming */
     uint8_t *is_again; /* [n_slots] */
     uint32_t n_again;
-    uint32_t n_sends; /* not completed */
     struct cb_plain_record bell;
 };
 
@@ -159,7 +157,6 @@ static void uring_reap(struct loop_uring *u)
         uint32_t gen = (uint32_t)(done[i].data >> 32) & LOOP_GEN_MASK;
         int kind = (int)(done[i].data >> 56);
         if (kind == KIND_SEND) {
-            u->n_sends--;
             int r = done[i].result;
             loop_rung(&u->base, idx, gen, r == -EAGAIN || r > 0 ? 0 : r);
         } else if (kind == KIND_POLL && idx < u->base.n_slots && u->armed[idx] == done[i].data) {
@@ -200,7 +197,6 @@ static void uring_ring(struct loop *l, const uint32_t *idxs, uint32_t n)
         io_uring_prep_send(sqe, s->watch->fd, &u->bell, sizeof u->bell,
                            MSG_DONTWAIT | MSG_NOSIGNAL);
         io_uring_sqe_set_data64(sqe, tag(KIND_SEND, s->gen, idxs[i]));
-        u->n_sends++;
     }
     /* MSG_DONTWAIT: every send is over when the submission is; its completion is read with the
      * rest, at the next turn, when an epoch that stayed unanswered is looked at again anyway. */

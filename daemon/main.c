@@ -139,8 +139,8 @@ static int open_daemon(struct program *p)
     enum loop_kind kind = strcmp(set->loop, "uring") == 0   ? LOOP_URING
                           : strcmp(set->loop, "epoll") == 0 ? LOOP_EPOLL
                                                             : LOOP_AUTO;
-    /* A socket and a pidfd each, the spare connections of clients.c, signals, the listener. */
-    uint32_t n_watches = 2 * ((uint32_t)set->max_lanes + 64) + 8;
+    /* A socket and a pidfd for each connection, signals, the listener. */
+    uint32_t n_watches = 2 * ((uint32_t)set->max_lanes + CLIENTS_SPARE) + 2;
     struct cb_stats_boot boot;
     int r = loop_new(&p->loop, kind, n_watches, &clock_monotonic, &p->log);
     if (r) {

@@ -7,7 +7,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
 units="shm/arena.c shm/geometry.c shm/lane.c shm/lane_client.c shm/lane_deliver.c shm/ring.c"
 survived=0 n=0
-while IFS='|' read -r file expression what; do
+tab=$(printf '\t')
+while IFS=$tab read -r file expression what; do
     case $file in '' | '#'*) continue ;; esac
     n=$((n + 1))
     rm -rf "$work/shm" "$work/tests"

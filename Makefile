@@ -204,18 +204,14 @@ explore: $(BUILD)/tests/explore ## Explore shm under the C11 memory model, then 
 
 FUZZ_CFLAGS := -std=c17 -D_GNU_SOURCE -I. -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \
                -ffp-contract=off -pthread -mfma
-FUZZ_SRC := $(SHM_SRC) $(CLIENT_SRC) $(DAEMON_SRC) $(KERNELS_SRC)
+FUZZ_SRC := $(SHM_SRC) $(CLIENT_SRC) $(DAEMON_SRC)
 $(OBJ)/fuzz/%.o: %.c Makefile
 	$(call say,FUZZCC,$<)
 	$(Q)mkdir -p $(@D) && clang $(FUZZ_CFLAGS) -MMD -MP -c $< -o $@
-define fuzz_level_rule
-$(OBJ)/fuzz/kernels/cpu/%.$(1).o: kernels/cpu/%.c Makefile
-	$(Q)mkdir -p $$(@D) && clang $(FUZZ_CFLAGS) $(LEVEL_$(1)) -DCPU_LEVEL=$(1) -DCPU_LEVEL_$(1) -c $$< -o $$@
-endef
-$(foreach l,$(CPU_LEVELS),$(eval $(call fuzz_level_rule,$(l))))
-$(OBJ)/fuzz/libfuzzall.a: $(patsubst %.c,$(OBJ)/fuzz/%.o,$(FUZZ_SRC)) $(foreach l,$(CPU_LEVELS),$(patsubst %.c,$(OBJ)/fuzz/%.$(l).o,$(CPU_LEVEL_SRC)))
+$(OBJ)/fuzz/libfuzzall.a: $(patsubst %.c,$(OBJ)/fuzz/%.o,$(FUZZ_SRC))
 	$(Q)rm -f $@ && ar rcs $@ $^
-$(BUILD)/fuzz/%: $(OBJ)/fuzz/tests/fuzz/%.o $(OBJ)/fuzz/libfuzzall.a
+# Kernels parse nothing: they are linked as built for cbd.
+$(BUILD)/fuzz/%: $(OBJ)/fuzz/tests/fuzz/%.o $(OBJ)/fuzz/libfuzzall.a $(KERNELS_LIB)
 	$(call say,LD,$@)
 	$(Q)mkdir -p $(@D) && clang -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 fuzz: $(FUZZ_PROGS) ## Run every fuzz target for FUZZ_SECONDS (60), keeping its corpus

@@ -44,3 +44,5 @@ for n in 1 8 32; do
 done
 ps -o rss= -p "$daemon" | awk '{ printf "resident: %.0f MiB\n", $1 / 1024 }'
 stop
+echo "== four clients beside companions that die"
+"$(dirname "$0")/harm.sh" "$build"

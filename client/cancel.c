@@ -1,9 +1,9 @@
 /* client/cancel.c - asks that a request end, from anywhere.
  *
  * A signal may have interrupted this very thread while it held the lock, so nothing here takes it:
- * slot and generation are read off the id, the lane's cancel word is changed by compare-and-swap, and
- * the bell is one send. No message is kept either: thread-local memory may not exist yet. errno is
- * the interrupted code's and stays as it was. */
+ * slot and generation are read off the id, the lane's cancel word is changed by compare-and-swap,
+ * and the bell is one send. No message is kept either: thread-local memory may not exist yet. errno
+ * is the interrupted code's and stays as it was. */
 #include "client/internal.h"
 
 #include <errno.h>

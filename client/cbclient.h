@@ -143,7 +143,7 @@ struct cb_options {
     size_t size;
     const char *instance; /* NULL: "default" */
     const char *run_dir;  /* NULL: $CBD_RUNTIME_DIR, $XDG_RUNTIME_DIR/cbd, /run/cbd, /tmp/cbd-UID,
-                             the  first that has a trusted daemon; else only this one */
+                             the first that has a trusted daemon; else only this one */
     const char *name;     /* shown to operators, up to 63 bytes; NULL: the program's name */
     uint32_t wait_mode;   /* enum cb_wait_mode */
     uint32_t kind;        /* enum cb_kind */
@@ -179,8 +179,7 @@ struct cb_info {
     uint32_t lane_id;                 /* as `cbctl clients` shows it */
     uint32_t has_chat;                /* 1: cb_chat works */
     uint64_t arena_bytes, pool_bytes; /* granted */
-    uint64_t
-        wake_missed; /* results that came without a wake and were found late; a fault, if not 0 */
+    uint64_t wake_missed;             /* results found late, without a wake; a fault, if not 0 */
     uint64_t reserved[7];
 };
 #define CB_NO_TOKEN 0xffffffffu
@@ -220,14 +219,15 @@ enum cb_event_type {
     CB_EVENT_REJECTED = 3, /* the daemon refused it: status and detail say why. Also an end */
 };
 
-enum cb_end { /* why a request ended */
-              CB_END_NONE = 0,
-              CB_END_EOS = 1,
-              CB_END_STOP = 2,      /* a stop id or stop string */
-              CB_END_LENGTH = 3,    /* max_new_tokens, or a full context */
-              CB_END_CANCELLED = 4, /* what was made before stays readable */
-              CB_END_DEADLINE = 5,
-              CB_END_ERROR = 6, /* status says which; CB_LOST if the daemon died meanwhile */
+/* Why a request ended. */
+enum cb_end {
+    CB_END_NONE = 0,
+    CB_END_EOS = 1,
+    CB_END_STOP = 2,      /* a stop id or stop string */
+    CB_END_LENGTH = 3,    /* max_new_tokens, or a full context */
+    CB_END_CANCELLED = 4, /* what was made before stays readable */
+    CB_END_DEADLINE = 5,
+    CB_END_ERROR = 6, /* status says which; CB_LOST if the daemon died meanwhile */
 };
 
 struct cb_event {
@@ -238,9 +238,10 @@ struct cb_event {
     int32_t status;     /* enum cb_status: REJECTED, and END with CB_END_ERROR; else 0 */
     uint32_t detail[2]; /* the two numbers of status */
     uint32_t first;     /* index of ids[0] among the generated tokens */
-    const uint32_t
-        *ids;     /* the tokens no event of this request has brought yet: in shared memory, */
-    size_t n_ids; /*   valid until cb_release */
+    /* The tokens that no event of this request has brought yet, in shared memory: valid until
+     * cb_release. */
+    const uint32_t *ids;
+    size_t n_ids;
     uint64_t reserved[4];
 };
 
@@ -251,14 +252,16 @@ typedef void cb_handler_fn(struct cb_handle *h, const struct cb_event *event, vo
 
 struct cb_request {
     size_t size;
-    const uint32_t *ids; /* the prompt, exactly one of: ids [n_ids] ... */
+    /* The prompt, exactly one of: ids [n_ids]; UTF-8 text [text_bytes] without a NUL (0 bytes: it
+     * is 0-terminated); a chat, messages [n_messages], rendered by the model's template with the
+     * assistant's turn next. */
+    const uint32_t *ids;
     size_t n_ids;
-    const char *text;  /* ... or UTF-8 text without a NUL ... */
-    size_t text_bytes; /* (0: text is 0-terminated) */
-    const struct cb_chat_message
-        *messages;     /* ... or a chat [n_messages], rendered by the model's */
-    size_t n_messages; /* template, the assistant's turn next */
-    uint32_t flags;
+    const char *text;
+    size_t text_bytes;
+    const struct cb_chat_message *messages;
+    size_t n_messages;
+    uint32_t flags;           /* CB_FINAL_ONLY and those below it */
     uint32_t max_new_tokens;  /* CB_NO_LIMIT by default */
     float temperature;        /* 0, the default: greedy */
     float top_p;              /* in (0, 1]; 1, the default: off */
@@ -271,8 +274,7 @@ struct cb_request {
     size_t n_stop_ids;
     const struct cb_string *stops; /* stop strings, UTF-8, up to 16 of up to 256 bytes */
     size_t n_stops;
-    cb_handler_fn
-        *handler; /* NULL: events are taken by cb_poll and cb_wait; else only by cb_dispatch */
+    cb_handler_fn *handler; /* NULL: cb_poll and cb_wait take its events; else only cb_dispatch */
     void *handler_arg;
 };
 
@@ -288,9 +290,9 @@ static inline void cb_request_init(struct cb_request *request)
  * copied. 0, or the request does not exist and *idp is 0:
  *   CB_BUSY           no slot, ring entry or room for the prompt now
  *   CB_EMPTY_PROMPT CB_BAD_TOKEN CB_TOO_LONG CB_BAD_TEMPERATURE CB_BAD_TOP_P CB_BAD_TOP_K
- * CB_BAD_STOP CB_BAD_UTF8 CB_BAD_NUL CB_NO_TEMPLATE CB_INVALID CB_LOST CB_CLOSED CB_FORKED
- * CB_NO_MEMORY What only the daemon knows (CB_NO_CAPACITY, CB_QUOTA, CB_DRAINING) comes as a
- * REJECTED event. */
+ *   CB_BAD_STOP CB_BAD_UTF8 CB_BAD_NUL CB_NO_TEMPLATE CB_INVALID
+ *   CB_LOST CB_CLOSED CB_FORKED CB_NO_MEMORY
+ * What only the daemon knows (CB_NO_CAPACITY, CB_QUOTA, CB_DRAINING) comes as a REJECTED event. */
 CB_API int cb_submit(struct cb_handle *h, const struct cb_request *request, uint64_t *idp);
 
 /* Sends requests[0], [1], ... in this order, with one look at the daemon for all. Returns how many
@@ -312,18 +314,21 @@ CB_API int cb_release(struct cb_handle *h, uint64_t id);
 /* ---- events ---------------------------------------------------------------------------------- */
 
 /* Takes the next event of any request without a handler. Never blocks.
- *   1          *event is filled
- *   0          nothing now
+ *   1                    *event is filled
+ *   0                    nothing now
  *   CB_LOST, CB_CLOSED   the daemon is gone, and every event there was has been taken (each request
  *                        that had not ended has had its END)
  *   CB_FORKED CB_INVALID */
 CB_API int cb_poll(struct cb_handle *h, struct cb_event *event);
 
 /* As cb_poll, for request `id` only (id 0: for any), and waits until there is one. timeout_ms: -1
- * for ever; the full time is waited, whatever other requests do, and not longer. 1          *event
- * is filled CB_TIMEOUT CB_NOT_FOUND         no such id, or its END or REJECTED has been taken; id
- * 0: never CB_LOST, CB_CLOSED   id 0: as cb_poll. With an id, its END event says it (status
- * CB_LOST) CB_INVALID           the request has a handler CB_FORKED */
+ * for ever; the full time is waited, whatever other requests do, and not longer.
+ *   1                    *event is filled
+ *   CB_TIMEOUT           the time is over
+ *   CB_NOT_FOUND         no such id, or its END or REJECTED has been taken; id 0: never
+ *   CB_LOST, CB_CLOSED   id 0: as cb_poll. With an id, its END event says it (status CB_LOST)
+ *   CB_INVALID           the request has a handler; or an argument is wrong
+ *   CB_FORKED */
 CB_API int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t timeout_ms);
 
 /* Runs the handlers of all events there are, waiting up to timeout_ms for the first (0: not at all;
@@ -384,8 +389,9 @@ CB_API int cb_result(struct cb_handle *h, uint64_t id, struct cb_result *result)
 /* The next piece of the generated text: whole characters only, without what may yet turn out to
  * begin a stop string, cut exactly at the stop in the end; bytes that are no UTF-8 come as U+FFFD.
  * All pieces together are the same text, byte by byte, however often and on whatever occasion this
- * is called. What may be told is decided from all tokens made so far, not from the events taken. 1
- * *textp [*bytesp], not 0-terminated; valid until the next cb_text, cb_text_all or cb_release of id
+ * is called. What may be told is decided from all tokens made so far, not from the events taken.
+ *   1  *textp [*bytesp], not 0-terminated; valid until the next cb_text, cb_text_all or cb_release
+ *      of id
  *   0  nothing new now; if the request has ended, never again
  *   CB_NOT_FOUND CB_NO_MEMORY CB_FORKED */
 CB_API int cb_text(struct cb_handle *h, uint64_t id, const char **textp, size_t *bytesp);

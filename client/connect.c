@@ -1,8 +1,8 @@
 /* client/connect.c - finds a daemon, shakes hands, maps the lane.
  *
- * The socket's path is only where to look: whom to trust is decided by SO_PEERCRED, for /tmp/cbd-UID may
- * be anybody's. Every number in WELCOME is checked before anything is mapped by it: a daemon of
- * another build must lead to a status, not to a crash. */
+ * The socket's path is only where to look: whom to trust is decided by SO_PEERCRED, for
+ * /tmp/cbd-UID may be anybody's. Every number in WELCOME is checked before anything is mapped by
+ * it: a daemon of another build must lead to a status, not to a crash. */
 #include "client/internal.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* client/errors.c - statuses in words, and the last failure of each thread.
  *
  * The words come from the one table that daemon and library share. A failure leaves its numbers in
- * thread-local memory, as errno does, and becomes a sentence only if somebody asks: CB_BUSY must cost
- * nothing. */
+ * thread-local memory, as errno does, and becomes a sentence only if somebody asks: CB_BUSY must
+ * cost nothing. */
 #include "client/cbclient.h"
 
 #include "client/internal.h"

@@ -16,8 +16,8 @@ struct cb_grow {
 /* Room for n more bytes and a 0. 0 or -ENOMEM. */
 int cb_grow_reserve(struct cb_grow *b, size_t n);
 
-/* Feeds ids, appending what is certain; *n_fedp counts those taken. 0, CB_DECODE_STOPPED, -ENOMEM. An
- * id that the vocabulary has no text for (models may have more rows than that) adds none. */
+/* Feeds ids, appending what is certain; *n_fedp counts those taken. 0, CB_DECODE_STOPPED, -ENOMEM.
+ * An id that the vocabulary has no text for (models may have more rows than that) adds none. */
 int cb_grow_feed(struct cb_decoder *d, const uint32_t *ids, size_t n, size_t *n_fedp,
                  struct cb_grow *b);
 

@@ -1,7 +1,7 @@
 /* client/handle.c - a handle's beginning and end.
  *
- * The segments are not inherited by fork(). A child must not even try, so the handle owns a page which
- * the kernel wipes in children: one load tells, without a system call. */
+ * The segments are not inherited by fork(). A child must not even try, so the handle owns a page
+ * which the kernel wipes in children: one load tells, without a system call. */
 #include "client/internal.h"
 
 #include <errno.h>
@@ -113,7 +113,8 @@ void cb_close(struct cb_handle *h)
     bool child;
     if (!h)
         return;
-    /* The child of a fork has no mappings of the lane, but a copy of the descriptor and the heap. */
+    /* The child of a fork has no mappings of the lane, but a copy of the descriptor and the
+     * heap. */
     child = h->alive && !*h->alive;
     if (h->sock >= 0) {
         if (!child && h->lane)

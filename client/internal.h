@@ -5,9 +5,8 @@
  * while a handler runs. Functions that end in _locked want it held.
  *
  * Who consumes the result ring: whoever polls, under the lock; but while a thread sleeps on the
- * lane
- * (`leader_parked`), it alone. Others then look only at what is in private memory already, or wait
- * on a word of their own (struct cb_waiter) that the leader's next drain sets. */
+ * lane (`leader_parked`), it alone. Others then look only at what is in private memory already, or
+ * wait on a word of their own (struct cb_waiter) that the leader's next drain sets. */
 #ifndef CB_CLIENT_INTERNAL_H
 #define CB_CLIENT_INTERNAL_H
 
@@ -37,12 +36,13 @@ enum cb_request_state {
 };
 
 /* An id is wraps << 36 | generation << 12 | slot: never 0, never used again. So a signal handler
- * gets slot and generation from the id alone, and a late cancel can't hit the slot's next request.
- */
+ * gets slot and generation from the id alone, and a late cancel can't hit the slot's next
+ * request. */
 #define CB_ID_SLOT(id) ((uint32_t)((id)&0xfffu))
 #define CB_ID_GEN(id)  ((uint32_t)((id) >> 12 & CB_GEN_MASK))
 
-struct cb_held {                /* a request, one for each slot */
+/* A request, one for each slot. */
+struct cb_held {
     _Atomic uint64_t id;        /* 0: free. Stored under the lock; cb_cancel loads it without */
     _Atomic uint64_t cancel_id; /* == id: cancel was asked for. Without the lock */
     uint64_t last_id;           /* the slot's latest */
@@ -69,11 +69,13 @@ struct cb_held {                /* a request, one for each slot */
     struct cb_held *next, *prev; /* in the ready list */
 };
 
-struct cb_ready { /* requests with an event to take, the longest waiting first */
+/* Requests with an event to take, the longest waiting first. */
+struct cb_ready {
     struct cb_held *first, *last;
 };
 
-struct cb_waiter {    /* a thread asleep in private memory, on its stack */
+/* A thread asleep in private memory, on its stack. */
+struct cb_waiter {
     cb_atomic32 word; /* 1: look */
     uint64_t id;      /* 0: any */
     bool handlers;
@@ -116,8 +118,8 @@ struct cb_handle {
 
 int cb_fail(int status);
 int cb_fail_with(int status, uint32_t a, uint32_t b);
-int cb_fail_at(const char *where, int status, uint32_t a,
-               uint32_t b); /* where: copied; may be NULL */
+/* where: copied; may be NULL */
+int cb_fail_at(const char *where, int status, uint32_t a, uint32_t b);
 int cb_fail_errno(const char *where, int errnum);
 
 /* ---- handle.c -------------------------------------------------------------------------------- */
@@ -187,8 +189,8 @@ void cb_wake_all_locked(struct cb_handle *h);
 
 /* ---- text.c ---------------------------------------------------------------------------------- */
 
-/* A request's text, which copies the stops. 0 or CB_NO_MEMORY or CB_BAD_STOP, kept for cb_message.
- */
+/* A request's text, which copies the stops. 0 or CB_NO_MEMORY or CB_BAD_STOP, kept for
+ * cb_message. */
 int cb_text_new(struct cb_text **textp, const struct cb_handle *h, const struct cb_string *stops,
                 size_t n_stops, uint32_t flags);
 struct cb_text *cb_text_free(struct cb_text *t);

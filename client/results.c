@@ -1,12 +1,13 @@
 /* client/results.c - what the daemon says about requests, turned into events.
  *
- * There is no queue of events. A request knows how many of its tokens are there, how many it has told,
- * and whether it has ended; its next event follows from that, and a request that has one stands in a
- * list. So nothing here can be full, however late the application looks, and one request's events
- * never stand before another's.
+ * There is no queue of events. A request knows how many of its tokens are there, how many it has
+ * told, and whether it has ended; its next event follows from that, and a request that has one
+ * stands in a list. So nothing here can be full, however late the application looks, and one
+ * request's events never stand before another's.
  *
- * The lane's entries are hints: an entry says "look at this slot", the slot table says the rest. The
- * same look, without entries, is the safety net, and is all there is when the daemon has died. */
+ * The lane's entries are hints: an entry says "look at this slot", the slot table says the rest.
+ * The same look, without entries, is the safety net, and is all there is when the daemon has
+ * died. */
 #include "client/internal.h"
 
 #include <errno.h>

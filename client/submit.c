@@ -1,8 +1,9 @@
 /* client/submit.c - a request from the caller's structure to the lane, and a slot's way back.
  *
- * Everything that can be slow or fail is done before the lock: text becomes ids, all is checked, the
- * option block is built. Under the lock only copies remain. What the library can check it checks
- * here, with the daemon's own words, so that a mistake is a return value and not an event. */
+ * Everything that can be slow or fail is done before the lock: text becomes ids, all is checked,
+ * the option block is built. Under the lock only copies remain. What the library can check it
+ * checks here, with the daemon's own words, so that a mistake is a return value and not an
+ * event. */
 #include "client/internal.h"
 
 #include <errno.h>

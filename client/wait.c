@@ -1,17 +1,18 @@
 /* client/wait.c - sleeping until there is an event: for one thread, for many, for event loops.
  *
- * One of the waiting threads leads: it alone sleeps on the lane, and while it is parked it alone takes
- * entries from the ring. The others sleep on words on their own stacks, which whoever makes their
- * request ready sets. The leader marks itself parked under the lock, after a last look at its own
- * requests, and only then arms: were another thread to take the leader's entry between that look and
- * the sleep, the ring would be empty, no bell due, and the result beside a sleeping thread.
+ * One of the waiting threads leads: it alone sleeps on the lane, and while it is parked it alone
+ * takes entries from the ring. The others sleep on words on their own stacks, which whoever makes
+ * their request ready sets. The leader marks itself parked under the lock, after a last look at its
+ * own requests, and only then arms: were another thread to take the leader's entry between that
+ * look and the sleep, the ring would be empty, no bell due, and the result beside a sleeping
+ * thread.
  *
  * Whoever returns from a wait while nobody leads wakes one of those who still wait, who then leads;
  * one that has just timed out passes it on by the same rule.
  *
- * In an event loop the leader is the thread that arms, from its first cb_arm on, asleep or not: it comes
- * back to the ring by the recipe. A futex tells of no death, hence slices with a look at the socket;
- * nothing here trusts a bell alone, so a wake that got lost costs a second, not a hang. */
+ * In an event loop the leader is the thread that arms, from its first cb_arm on, asleep or not: it
+ * comes back to the ring by the recipe. A futex tells of no death, hence slices with a look at the
+ * socket; nothing here trusts a bell alone, so a wake that got lost costs a second, not a hang. */
 #include "client/internal.h"
 
 #include <errno.h>
@@ -95,8 +96,8 @@ static void lead_locked(struct cb_handle *h, uint64_t ns)
         ns = SLICE_NS;
     h->leader_parked = true;
     h->leader = self;
-    cb_lane_client_unpark(
-        h->lane); /* a loop's own arming, if any: a sleep has an epoch of its own */
+    /* A loop's own arming, if any, ends: a sleep has an epoch of its own. */
+    cb_lane_client_unpark(h->lane);
     r = cb_lane_client_park(h->lane, &bell);
     if (r == CB_LANE_NOTHING && !gone) {
         pthread_mutex_unlock(&h->lock);
@@ -249,8 +250,8 @@ int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t ti
 
 /* ---- handlers -------------------------------------------------------------------------------- */
 
-/* Runs the handler for one event; the lock is off meanwhile. The handler may release the request and
- * the slot may be in use again when it returns: the id tells. */
+/* Runs the handler for one event; the lock is off meanwhile. The handler may release the request
+ * and the slot may be in use again when it returns: the id tells. */
 static int handle_locked(struct cb_handle *h, struct cb_held *q)
 {
     struct cb_event event;

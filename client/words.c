@@ -1,8 +1,8 @@
 /* client/words.c - text to ids, ids to text, chats: apart from requests.
  *
  * One tokenizer a handle, made at its first use (compiling its pattern takes milliseconds that a
- * client of ids never pays). Threads share it; the memory it works in is borrowed for a call, and one
- * is kept for the next. */
+ * client of ids never pays). Threads share it; the memory it works in is borrowed for a call, and
+ * one is kept for the next. */
 #include "client/internal.h"
 
 #include <errno.h>

@@ -1,8 +1,8 @@
 /* shm/atomics.h - every access to memory that another process writes goes through here.
  *
- * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/explore/explorer.h, which
- * runs the same code under the C11 memory model: all interleavings, all stale reads. Orders are
- * spelled at each access. Shared words are never touched by a plain expression, never volatile.
+ * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/explore/explorer.h,
+ * which runs the same code under the C11 memory model: all interleavings, all stale reads. Orders
+ * are spelled at each access. Shared words are never touched by a plain expression, never volatile.
  *
  *   cb_load32(p, ORDER) cb_load64        ORDER: CB_RELAXED, CB_ACQUIRE
  *   cb_store32(p, v, ORDER) cb_store64   ORDER: CB_RELAXED, CB_RELEASE

@@ -9,8 +9,7 @@
  *   BYE    ────────────────────────────────▶ lane ends
  *
  *   ADMIN  ────────────────────────────────▶ a command (cbctl), instead of HELLO: no lane is made
- *          ◀──────────────────────────────── REPLY records: JSON text in pieces, the last one
- * marked
+ *          ◀──────────────────────────────── REPLY records: JSON text in pieces, up to the last
  *
  * Every record begins with the head; bytes that a type does not name are zero, and checked. Records
  * never carry descriptors towards the daemon. Pieces of text need not end at a character. */

@@ -4,8 +4,8 @@
  *     0        struct cb_up_hot             one page
  *     4096     struct cb_slot_words         n_slots x 8
  *     ring     struct cb_request_entry      req_capacity x req_stride
- *     arena    bytes                        prompt ids and option blocks; the library manages it
- * alone
+ *     arena    bytes                        prompt ids and option blocks; the client alone says
+ *                                           what lies where
  *
  *   DOWN (a sealed memfd; the daemon writes, everyone else can only map it read-only)
  *     0        struct cb_down_fixed         one page, constant from WELCOME on
@@ -48,8 +48,8 @@ struct cb_up_hot {
     alignas(128) cb_atomic64 req_sent;
     /* client; release, then a full fence before it looks at emitted: gives result entries back */
     alignas(128) cb_atomic64 res_taken;
-    /* client; relaxed, then a full fence before it looks again. Odd: asleep; a new odd number a
-     * sleep */
+    /* client; relaxed, then a full fence before it looks again. Odd: asleep, by a number of its own
+     * for each sleep */
     alignas(128) cb_atomic32 parked;
     /* client; plain, for display only. The daemon prints neither without cleaning it */
     alignas(128) char name[CB_NAME_MAX];
@@ -178,7 +178,8 @@ struct cb_down_hot {
     alignas(128) cb_atomic64 req_taken;
     /* daemon; release, then a full fence before it looks at parked and res_taken */
     alignas(128) cb_atomic64 res_sent;
-    /* daemon; relaxed, after a full fence behind what it announces; then FUTEX_WAKE of all sleepers */
+    /* daemon; relaxed, after a full fence behind what it announces; then FUTEX_WAKE of all that
+     * sleep on it */
     alignas(128) cb_atomic32 bell;
     /* daemon; relaxed, then a full fence before it looks again. 1: it sleeps, ring it */
     alignas(128) cb_atomic32 doze;
@@ -201,14 +202,15 @@ enum cb_slot_state {
     CB_SLOT_FAILED = 5,
 };
 
-enum cb_finish_reason { /* slot.finish, low byte; the numbers of daemon/engine.h's enum finish */
-                        CB_FINISH_NONE = 0,
-                        CB_FINISH_EOS = 1,
-                        CB_FINISH_STOP = 2,
-                        CB_FINISH_LENGTH = 3,
-                        CB_FINISH_CANCELLED = 4,
-                        CB_FINISH_DEADLINE = 5,
-                        CB_FINISH_ERROR = 6,
+/* slot.finish, low byte. */
+enum cb_finish_reason {
+    CB_FINISH_NONE = 0,
+    CB_FINISH_EOS = 1,
+    CB_FINISH_STOP = 2,
+    CB_FINISH_LENGTH = 3,
+    CB_FINISH_CANCELLED = 4,
+    CB_FINISH_DEADLINE = 5,
+    CB_FINISH_ERROR = 6,
 };
 #define CB_FINISH_STOP_ID 0x100u /* the stop was an id, not a string */
 
@@ -242,8 +244,8 @@ enum cb_result_type {
     CB_RESULT_ACCEPTED = 1,
     CB_RESULT_REJECTED = 2, /* count: enum cb_status; first, last: the two numbers of its message */
     CB_RESULT_TOKENS = 3,   /* ids [first, first + count) are there, `last` is the newest of them */
-    /* slot.ctl is terminal; first: ids announced before; count: all ids there are; last: the newest.
-     * It also announces the ids of its own step, for which there is no TOKENS entry. */
+    /* slot.ctl is terminal; first: ids announced before; count: all ids there are; last: the
+     * newest. It also announces the ids of its own step, for which there is no TOKENS entry. */
     CB_RESULT_FINISHED = 4,
     CB_RESULT_CANCELLED = 5, /* likewise; cancelled or past its deadline */
     CB_RESULT_FAILED = 6,    /* likewise; slot.error says why */

@@ -16,8 +16,8 @@
 /* Geometry of a lane. n_slots is brought into 1..CB_SLOTS_MAX; the arena is made to hold at least a
  * whole context of ids and the largest option block, the pool at least the run of a whole context
  * with every plane of this version. So no request within the context is ever too big for its lane.
- * 0, or -EINVAL if n_vocab or n_context is 0, or -EOVERFLOW if a segment would exceed 2^40 bytes.
- */
+ * 0, or -EINVAL if n_vocab or n_context is 0, or -EOVERFLOW if a segment would exceed 2^40
+ * bytes. */
 int cb_geometry_make(struct cb_geometry *g, uint32_t n_slots, uint64_t arena_bytes,
                      uint64_t pool_bytes, uint32_t n_vocab, uint32_t n_context);
 

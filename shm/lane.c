@@ -78,8 +78,7 @@ struct cb_lane *cb_lane_init(void *memory, const struct cb_geometry *g, const vo
     return lane;
 }
 
-/* ---- the places of things: nobody else does arithmetic on segments -----------------------------
- */
+/* ---- the places of things: nobody else does arithmetic on segments --------------------------- */
 
 /* NULL if it does not lie in the arena. Subtraction, not addition: off + bytes may wrap. */
 static const unsigned char *arena_at(const struct cb_lane *lane, uint64_t off, uint64_t bytes)
@@ -99,8 +98,7 @@ int cb_lane_copy_arena(const struct cb_lane *lane, uint64_t off, uint64_t bytes,
     return 0;
 }
 
-/* ---- results -----------------------------------------------------------------------------------
- */
+/* ---- results --------------------------------------------------------------------------------- */
 
 /* The rule that keeps `free >= debt` when n more children are let in. */
 static bool has_room(const struct cb_lane *lane, uint32_t n_children)
@@ -142,8 +140,7 @@ static void active_add(struct cb_lane *lane, uint32_t slot)
     lane->slots[slot].active = lane->n_active;
 }
 
-/* ---- intake ------------------------------------------------------------------------------------
- */
+/* ---- intake ---------------------------------------------------------------------------------- */
 
 static bool wait_is_cancelled(const struct cb_lane *lane)
 {
@@ -360,8 +357,7 @@ void cb_lane_retry(struct cb_lane *lane)
         lane->wait = WAIT_NOT;
 }
 
-/* ---- sleeping -----------------------------------------------------------------------------------
- */
+/* ---- sleeping -------------------------------------------------------------------------------- */
 
 void cb_lane_doze(struct cb_lane *lane)
 {
@@ -371,8 +367,8 @@ void cb_lane_doze(struct cb_lane *lane)
 
 void cb_lane_doze_fence(void)
 {
-    /* Full: doze in every lane before the looks. The client publishes, fences, then looks at doze.
-     */
+    /* Full: doze in every lane before the looks. The client publishes, fences, then looks at
+     * doze. */
     cb_fence();
 }
 

@@ -35,13 +35,13 @@
 /* Outcomes of both ends; which, is said at each call. */
 enum {
     CB_LANE_NOTHING = 0,
-    CB_LANE_ENTRY = 1,     /* an entry was copied out                                          */
-    CB_LANE_WAITS = 2,     /* the entry stays in the ring until the lane has room or credit     */
-    CB_LANE_RING = 4,      /* a flag: the peer sleeps, ring it                                 */
-    CB_LANE_CANCELLED = 8, /* it was cancelled before it was admitted                          */
+    CB_LANE_ENTRY = 1,     /* an entry was copied out */
+    CB_LANE_WAITS = 2,     /* the entry stays in the ring until the lane has room or credit */
+    CB_LANE_RING = 4,      /* a flag: the peer sleeps, ring it */
+    CB_LANE_CANCELLED = 8, /* it was cancelled before it was admitted */
 };
 
-/* ==== the daemon's end ==========================================================================
+/* ==== the daemon's end ===========================================================================
  *
  * Loop thread only. The life of a request:
  *
@@ -83,7 +83,7 @@ int cb_lane_peek(struct cb_lane *lane, struct cb_request_entry *entry);
  *   CB_LANE_CANCELLED   its cancel word matches already: call cb_lane_cancel
  *   CB_LANE_WAITS       the pool is full now: cb_lane_wait was done for you
  *   a negative cb_status, with detail[2]: its slot is active, its generation the last one, or the
- * run larger than the pool: call cb_lane_reject */
+ *                       run larger than the pool: call cb_lane_reject */
 int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, uint32_t n_out,
                     uint32_t detail[2]);
 
@@ -96,15 +96,15 @@ int cb_lane_copy_arena(const struct cb_lane *lane, uint64_t off, uint64_t bytes,
 
 /* After cb_lane_reserve gave 0: the slot is ADMITTED. `seed` as used. */
 void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed);
-/* At any point: undoes the reservation if there is one. a and b are the numbers of status's text.
- */
+/* At any point: undoes the reservation if there is one. a and b are the numbers of status's
+ * text. */
 void cb_lane_reject(struct cb_lane *lane, const struct cb_request_entry *entry, int status,
                     uint32_t a, uint32_t b);
 /* After CB_LANE_CANCELLED: the slot ends as CANCELLED without tokens. */
 void cb_lane_cancel(struct cb_lane *lane, const struct cb_request_entry *entry);
 /* Leaves it in the ring for want of credit outside the lane (the uid's, the engine's): undoes the
- * reservation. Until cb_lane_retry, peek gives CB_LANE_WAITS, unless a cancel word comes to match.
- */
+ * reservation. Until cb_lane_retry, peek gives CB_LANE_WAITS, unless a cancel word comes to
+ * match. */
 void cb_lane_wait(struct cb_lane *lane);
 /* Credit has come: the next peek gives the entry again. */
 void cb_lane_retry(struct cb_lane *lane);
@@ -165,15 +165,14 @@ struct cb_lane_info {
     uint64_t n_results;  /* entries written */
     uint64_t n_unread;   /* of these, by the last accepted claim */
     uint64_t pool_bytes, pool_held_bytes;
-    char
-        name[CB_NAME_MAX]; /* raw foreign bytes but for the NUL at the end: clean before printing */
+    char name[CB_NAME_MAX]; /* foreign bytes, but for the NUL at the end: clean before printing */
 };
 void cb_lane_info(const struct cb_lane *lane, struct cb_lane_info *info);
 
 /* 0, or -EUCLEAN and a sentence: audits the room law, slots and pool. For tests. */
 int cb_lane_check(const struct cb_lane *lane, const char **whyp);
 
-/* ==== the client's end ==========================================================================
+/* ==== the client's end ===========================================================================
  *
  * One thread at a time (the library's lock), but for cb_lane_client_cancel, which any thread or
  * signal handler may call. A flag CB_LANE_RING in a result means: send a BELL record, for the
@@ -190,8 +189,8 @@ size_t cb_lane_client_bytes(const struct cb_geometry *g);
 
 /* Attaches: g has passed cb_geometry_check, up and down are mapped and zero but for what the daemon
  * wrote. Sets UP's cursors to where DOWN's begin: call it before READY is sent. *lcp is in
- * `memory`. 0, or -EPROTO if DOWN's fixed part does not hold magic, format and this very geometry.
- */
+ * `memory`. 0, or -EPROTO if DOWN's fixed part does not hold magic, format and this very
+ * geometry. */
 int cb_lane_client_init(struct cb_lane_client **lcp, void *memory, const struct cb_geometry *g,
                         void *up, const void *down);
 

@@ -24,8 +24,7 @@ struct cb_lane_client {
     uint32_t *queue; /* free slots, the one free longest at free_first */
 };
 
-/* ---- attaching ----------------------------------------------------------------------------------
- */
+/* ---- attaching ------------------------------------------------------------------------------- */
 
 size_t cb_lane_client_bytes(const struct cb_geometry *g)
 {
@@ -173,8 +172,8 @@ int cb_lane_client_cancel(struct cb_lane_client *lc, uint32_t slot, uint32_t gen
     uint32_t seen = cb_load32(word, CB_RELAXED);
 
     /* Newer replaces older, in serial order of 24 bits: a thread delayed with an old generation
-     * must not undo a newer cancel. Another thread's success is the only reason for a further turn.
-     */
+     * must not undo a newer cancel. Another thread's success is the only reason for a further
+     * turn. */
     while (seen == 0 || ((gen - seen) & CB_GEN_MASK) - 1 < CB_GEN_MASK / 2) {
         if (cb_cas32(word, &seen, gen))
             break;
@@ -287,9 +286,9 @@ void cb_lane_client_slot(const struct cb_lane_client *lc, uint32_t slot, struct 
 
 int cb_lane_client_park(struct cb_lane_client *lc, uint32_t *bellp)
 {
-    /* Relaxed, and before the second look: a bell after this look changes the word, so the futex call
-     * does not sleep on it; a bell before it was fenced behind what the second look, behind our fence,
-     * then finds. */
+    /* Relaxed, and before the second look: a bell after this look changes the word, so the futex
+     * call does not sleep on it; a bell before it was fenced behind what the second look, behind
+     * our fence, then finds. */
     *bellp = cb_load32(&lc->down_hot->bell, CB_RELAXED);
     lc->parked = (lc->parked + 1) | 1;
     /* Relaxed, then full: the epoch before the second look. The daemon publishes, fences, looks

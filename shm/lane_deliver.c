@@ -1,6 +1,6 @@
 /* Counts, states and entries are stored as they arise, the result cursor once a flush: entries are
- * invisible until then, and `emitted` alone tells nobody to look. So a step of many tokens costs one
- * publication, one fence and one look at the client's words a lane. */
+ * invisible until then, and `emitted` alone tells nobody to look. So a step of many tokens costs
+ * one publication, one fence and one look at the client's words a lane. */
 #include "shm/lane.h"
 
 #include <assert.h>
@@ -40,8 +40,7 @@ static void active_remove(struct cb_lane *lane, uint32_t slot)
     s->active = 0;
 }
 
-/* ---- while it runs ------------------------------------------------------------------------------
- */
+/* ---- while it runs --------------------------------------------------------------------------- */
 
 void cb_lane_set_owner(struct cb_lane *lane, uint32_t slot, void *owner)
 {
@@ -124,8 +123,7 @@ uint32_t cb_lane_look_cancels(struct cb_lane *lane, uint32_t *slots)
     return n;
 }
 
-/* ---- deliver ------------------------------------------------------------------------------------
- */
+/* ---- deliver --------------------------------------------------------------------------------- */
 
 /* Writes TOKENS entries for touched slots that have none unread; keeps those that have one. */
 static bool announce(struct cb_lane *lane)
@@ -179,8 +177,8 @@ int cb_lane_flush(struct cb_lane *lane)
         r = cb_ring_out_refresh(&lane->res);
         if (r && !lane->closed)
             return r;
-        /* An entry still unread: its reader will find the new count, for it looks after its fence.
-         */
+        /* An entry still unread: its reader will find the new count, for it looks after its
+         * fence. */
         if (announce(lane)) {
             cb_ring_out_publish(&lane->res);
             /* Full: the new res.sent comes before the look at parked. */
@@ -202,7 +200,8 @@ cb_atomic32 *cb_lane_bell(struct cb_lane *lane)
     cb_atomic32 *bell = &lane->down_hot->bell;
 
     lane->bell++;
-    /* Relaxed: the flush has fenced since it published. One writer, so the private count is the word. */
+    /* Relaxed: the flush has fenced since it published. One writer, so the private count is the
+     * word. */
     cb_store32(bell, lane->bell, CB_RELAXED);
     return bell;
 }

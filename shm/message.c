@@ -23,8 +23,7 @@ static enum cb_status bad(uint32_t detail[2], enum cb_status status, uint64_t a,
     return status;
 }
 
-/* ---- client -----------------------------------------------------------------------------------
- */
+/* ---- client ---------------------------------------------------------------------------------- */
 
 void cb_message_init(struct cb_request_entry *entry)
 {

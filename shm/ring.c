@@ -11,8 +11,8 @@ static size_t entry_off(uint64_t cursor, uint32_t capacity, uint32_t stride)
 
 int cb_ring_out_refresh(struct cb_ring_out *r)
 {
-    /* Acquire: the consumer's reads of the entries it gave back are over before we overwrite them.
-     */
+    /* Acquire: the consumer's reads of the entries it gave back are over before we overwrite
+     * them. */
     uint64_t taken = cb_load64(r->taken_word, CB_ACQUIRE);
 
     if (taken - r->taken > r->published - r->taken)

@@ -1,5 +1,4 @@
-/* shm/ring.h - a one-way ring of fixed-size entries: one producer, one consumer, no locks, no
- * waits.
+/* shm/ring.h - a one-way ring of fixed-size entries: one producer, one consumer, no lock, no wait.
  *
  * Two free-running 64-bit cursors: `sent`, stored by the producer alone, and `taken`, stored by the
  * consumer alone. "Used" is their unsigned difference, so wrapping at 2^64 needs no case of its
@@ -24,7 +23,7 @@ struct cb_ring_out {
     const cb_atomic64 *taken_word;
     unsigned char *entries;
     uint32_t capacity, stride;
-    uint64_t sent;      /* entries written              */
+    uint64_t sent;      /* entries written */
     uint64_t published; /* of these, visible to the peer */
     uint64_t taken;     /* last accepted claim of the peer */
 };

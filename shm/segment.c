@@ -47,8 +47,8 @@ void cb_segment_unmap(struct cb_segment *s)
     *s = (struct cb_segment){0};
 }
 
-/* Pages are there already, so populating only fills page tables; a child must not hold on to them.
- */
+/* Pages are there already, so populating only fills page tables; a child must not hold on to
+ * them. */
 static int map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why)
 {
     void *base = mmap(NULL, bytes, prot, MAP_SHARED | MAP_POPULATE, fd, 0);
@@ -245,8 +245,8 @@ static int random_name(char *name, struct cb_why *why)
     return 0;
 }
 
-/* Unlinks the name if the file is this uid's and its daemon is dead. Whether it may be tried again.
- */
+/* Unlinks the name if the file is this uid's and its daemon is dead. Whether it may be tried
+ * again. */
 static bool sweep(const char *name)
 {
     struct stat st;

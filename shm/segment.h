@@ -1,18 +1,19 @@
 /* shm/segment.h - the memory behind a lane: made by the daemon, mapped by both sides.
  *
  *   UP      memfd, sealed against resizing; the client gets it read-write, the daemon maps it
- * read-only DOWN    memfd, mapped read-write by the daemon and then sealed so that nobody, not even
- * root, can write, map writable or resize it any more; the client gets a read-only descriptor VOCAB
- * memfd, sealed against writing and resizing; read-only descriptor STATUS  POSIX shared memory
- * under a name, for monitors; the daemon holds a flock on it
+ *           read-only
+ *   DOWN    memfd, mapped read-write by the daemon and then sealed so that nobody, not even root,
+ *           can write, map writable or resize it any more; the client gets a read-only descriptor
+ *   VOCAB   memfd, sealed against writing and resizing; read-only descriptor
+ *   STATUS  POSIX shared memory under a name, for monitors; the daemon holds a flock on it
  *
  * All pages are allocated at creation, so that running out of memory is an error here and never a
  * SIGBUS later. Lanes are never recycled: fresh, zeroed memory for each. Mappings are populated and
  * not inherited by fork(); the client's are also left out of core dumps. Descriptors are
  * close-on-exec.
  *
- * Errors: negative errno, and a sentence that names what ran out and what to change, in a cb_why.
- */
+ * Errors: negative errno, and a sentence that names what ran out and what to change, in a
+ * cb_why. */
 #ifndef CB_SHM_SEGMENT_H
 #define CB_SHM_SEGMENT_H
 
@@ -77,8 +78,8 @@ int cb_segment_open_status(struct cb_segment *s, const char *name, uid_t daemon_
 /* Fine on an unmapped one. */
 void cb_segment_unmap(struct cb_segment *s);
 
-/* Private memory of the given size, zeroed, page-aligned, not from the heap: for a lane's record.
- */
+/* Private memory of the given size, zeroed, page-aligned, not from the heap: for a lane's
+ * record. */
 int cb_segment_private(struct cb_segment *s, size_t bytes, struct cb_why *why);
 
 #endif

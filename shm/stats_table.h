@@ -3,35 +3,35 @@
  * kind: COUNTER only grows; GAUGE is the present value. A row's place is part of the page: new rows
  * go to the end, none is ever removed. cbctl, the manual and the daemon read this table. */
 /* clang-format off */
-#define CB_STATS_TABLE(X)                                                                                  \
-    X(requests_accepted,      COUNTER, "requests", "admitted")                                             \
-    X(requests_rejected,      COUNTER, "requests", "refused by intake; the result says why")               \
-    X(requests_finished,      COUNTER, "requests", "ended by eos, a stop or their limit")                  \
-    X(requests_cancelled,     COUNTER, "requests", "ended by a cancel of their client or an administrator")\
-    X(requests_deadline,      COUNTER, "requests", "ended by their deadline")                              \
-    X(requests_failed,        COUNTER, "requests", "ended by an error of the daemon's")                    \
-    X(requests_dropped,       COUNTER, "requests", "dropped because their client died or its lane closed") \
-    X(requests_active,        GAUGE,   "requests", "running now")                                          \
-    X(requests_waiting,       GAUGE,   "requests", "admitted, not yet running")                            \
-    X(tokens_prefill,         COUNTER, "tokens",   "prompt tokens computed")                               \
-    X(tokens_decode,          COUNTER, "tokens",   "generated, but for each request's first")                \
-    X(tokens_prefix_hit,      COUNTER, "tokens",   "prompt tokens found in the cache")                     \
-    X(steps,                  COUNTER, "steps",    "engine steps that ran something")                      \
-    X(soft_resets,            COUNTER, "requests", "preempted for want of cache and computed again")       \
-    X(model_ns,               COUNTER, "ns",       "time in the model")                                    \
-    X(own_ns,                 COUNTER, "ns",       "time in the daemon itself while it worked")            \
-    X(ring_us_per_step,       GAUGE,   "us",       "time spent waking clients, average of recent steps")   \
-    X(blocks_total,           GAUGE,   "blocks",   "cache blocks")                                         \
-    X(blocks_free,            GAUGE,   "blocks",   "cache blocks nobody holds")                            \
-    X(lanes,                  GAUGE,   "lanes",    "clients connected")                                    \
-    X(lanes_opened,           COUNTER, "lanes",    "clients ever welcomed")                                \
-    X(lanes_refused,          COUNTER, "lanes",    "handshakes refused")                                   \
-    X(lane_broken,            COUNTER, "lanes",    "closed for breaking a rule of the format")             \
-    X(lane_bytes,             GAUGE,   "bytes",    "memory of all lanes")                                  \
-    X(bells_sent,             COUNTER, "bells",    "sleeping clients woken")                               \
-    X(bells_received,         COUNTER, "bells",    "times a client woke the daemon")                       \
-    X(wake_missed,            COUNTER, "wakes",    "work found by the safety net that no bell announced")  \
-    X(watchdog,               COUNTER, "times",    "work waited and nothing moved")                        \
-    X(draining,               GAUGE,   "0 or 1",   "no new requests are taken")                            \
-    X(paused,                 GAUGE,   "0 or 1",   "no steps are run")
+#define CB_STATS_TABLE(X)                                                                         \
+    X(requests_accepted,  COUNTER, "requests", "admitted")                                        \
+    X(requests_rejected,  COUNTER, "requests", "refused by intake; the result says why")          \
+    X(requests_finished,  COUNTER, "requests", "ended by eos, a stop or their limit")             \
+    X(requests_cancelled, COUNTER, "requests", "cancelled by their client or an administrator")   \
+    X(requests_deadline,  COUNTER, "requests", "ended by their deadline")                         \
+    X(requests_failed,    COUNTER, "requests", "ended by an error of the daemon's")               \
+    X(requests_dropped,   COUNTER, "requests", "dropped: their client died, or its lane closed")  \
+    X(requests_active,    GAUGE,   "requests", "running now")                                     \
+    X(requests_waiting,   GAUGE,   "requests", "admitted, not yet running")                       \
+    X(tokens_prefill,     COUNTER, "tokens",   "prompt tokens computed")                          \
+    X(tokens_decode,      COUNTER, "tokens",   "generated, but for each request's first")         \
+    X(tokens_prefix_hit,  COUNTER, "tokens",   "prompt tokens found in the cache")                \
+    X(steps,              COUNTER, "steps",    "engine steps that ran something")                 \
+    X(soft_resets,        COUNTER, "requests", "preempted for want of cache and computed again")  \
+    X(model_ns,           COUNTER, "ns",       "time in the model")                               \
+    X(own_ns,             COUNTER, "ns",       "time in the daemon itself while it worked")       \
+    X(ring_us_per_step,   GAUGE,   "us",       "time spent waking clients, recent average")       \
+    X(blocks_total,       GAUGE,   "blocks",   "cache blocks")                                    \
+    X(blocks_free,        GAUGE,   "blocks",   "cache blocks nobody holds")                       \
+    X(lanes,              GAUGE,   "lanes",    "clients connected")                               \
+    X(lanes_opened,       COUNTER, "lanes",    "clients ever welcomed")                           \
+    X(lanes_refused,      COUNTER, "lanes",    "handshakes refused")                              \
+    X(lane_broken,        COUNTER, "lanes",    "closed for breaking a rule of the format")        \
+    X(lane_bytes,         GAUGE,   "bytes",    "memory of all lanes")                             \
+    X(bells_sent,         COUNTER, "bells",    "sleeping clients woken")                          \
+    X(bells_received,     COUNTER, "bells",    "times a client woke the daemon")                  \
+    X(wake_missed,        COUNTER, "wakes",    "work that the safety net found, not a bell")      \
+    X(watchdog,           COUNTER, "times",    "work waited and nothing moved")                   \
+    X(draining,           GAUGE,   "0 or 1",   "no new requests are taken")                       \
+    X(paused,             GAUGE,   "0 or 1",   "no steps are run")
 /* clang-format on */

@@ -1,5 +1,4 @@
-/* shm/status.h - what can go wrong, as numbers that cross the lane and the socket, with their
- * words.
+/* shm/status.h - what can go wrong: numbers that cross the lane and the socket, and their words.
  *
  * X(name, number, text): text may hold two %u, filled with the two numbers that a REJECTED entry or
  * a REFUSED record carries. Numbers are part of the format: never reuse one. 0 is success. */

@@ -6,15 +6,19 @@
  * printable stand-ins, merges as ids, hash tables. A client maps it, checks it once
  * (cb_vocab_attach), and begins.
  *
- *     offset 0   struct cb_vocab_header     magic, version, lengths, scalars, byte_ids, parts
- *                the parts, in any order, each at parts[x].off (a multiple of 8) of parts[x].bytes
- * bytes: TEXT_OFF   u32 [n_tokens + 1]         token i's bytes are TEXT[text_off[i] .. text_off[i +
- * 1]) TEXT       u8 [text_off[n_tokens]]    the real bytes of all tokens, one after another TYPES
- * u8 [n_tokens]              enum cb_token_type MERGES     struct cb_vocab_merge [n_merges]; the
- * index is the rank, the lowest merges first MERGE_SLOTS u32 [merge_slots]         (left, right) ->
- * index in MERGES TOKEN_SLOTS u32 [token_slots]         bytes -> id SPECIALS   u32 [n_specials] ids
- * of control and user-defined tokens, sorted by their bytes TEMPLATE   u8 chat template as in the
- * model file, or nothing NAME       u8                         the model's name, UTF-8
+ *     offset 0     struct cb_vocab_header: magic, version, lengths, scalars, parts, byte_ids
+ *                  the parts, in any order, each at parts[x].off (a multiple of 8), of
+ *                  parts[x].bytes bytes:
+ *     TEXT_OFF     u32 [n_tokens + 1]        token i is TEXT[TEXT_OFF[i] .. TEXT_OFF[i + 1])
+ *     TEXT         u8 [TEXT_OFF[n_tokens]]   the real bytes of all tokens, one after another
+ *     TYPES        u8 [n_tokens]             enum cb_token_type
+ *     MERGES       struct cb_vocab_merge [n_merges]; the index is the rank, the lowest merges first
+ *     MERGE_SLOTS  u32 [merge_slots]         (left, right) -> index in MERGES
+ *     TOKEN_SLOTS  u32 [token_slots]         bytes -> id
+ *     SPECIALS     u32 [n_specials]          ids of control and user-defined tokens, sorted by
+ *                                            their bytes
+ *     TEMPLATE     u8                        chat template as in the model file, or nothing
+ *     NAME         u8                        the model's name, UTF-8
  *
  * Little-endian, offsets from the segment's beginning, no pointers. The hash tables are
  * open-addressed with linear probing, a power of two in size and at least half empty; an empty slot
@@ -81,9 +85,9 @@ struct cb_vocab_part {
     uint64_t bytes;
 };
 
+/* Ids; the bytes of result are those of left, then those of right. */
 struct cb_vocab_merge {
-    uint32_t left, right,
-        result; /* ids; the bytes of result are those of left, then those of right */
+    uint32_t left, right, result;
 };
 
 struct cb_vocab_header {

@@ -1,7 +1,8 @@
 /* tools/cbctl.h - what cbctl's commands share: a row each, and what all are handed.
  *
- * A command is one row of the table in cbctl.c and one function here: it parses its own arguments (argp),
- * talks, prints, and returns the exit status: 0 done, 1 it failed (the reason was printed), 2 usage. */
+ * A command is one row of the table in cbctl.c and one function here: it parses its own arguments
+ * (argp), talks, prints, and returns the exit status: 0 done, 1 it failed (the reason was printed),
+ * 2 usage. */
 #ifndef CB_TOOLS_CBCTL_H
 #define CB_TOOLS_CBCTL_H
 
@@ -24,7 +25,8 @@ int cmd_bench(const struct cbctl *ctl, int argc, char **argv);
 __attribute__((format(printf, 2, 3))) void cbctl_complain(const struct cbctl *ctl,
                                                           const char *format, ...);
 
-/* "8", "1.5": the whole of text as a number within [least, most]; complains and returns false else. */
+/* "8", "1.5": the whole of text as a number within [least, most]; complains and returns false
+ * else. */
 bool cbctl_number(const struct cbctl *ctl, const char *option, const char *text, double least,
                   double most, double *valuep);
 

@@ -1,7 +1,7 @@
-/* The commands that are one question to the daemon and one answer: status, clients, requests, settings,
- * cancel, drain, stop. The daemon answers in JSON; here it is printed as it is, or set for a terminal: an
- * object as lines "key  value", a list of objects as a table. So a new counter or column needs no line
- * here. */
+/* The commands that are one question to the daemon and one answer: status, clients, requests,
+ * settings, cancel, drain, stop. The daemon answers in JSON; here it is printed as it is, or set
+ * for a terminal: an object as a line for each key, a list of objects as a table. So a new counter
+ * or column needs no line here. */
 #include <argp.h>
 #include <jansson.h>
 #include <stdio.h>

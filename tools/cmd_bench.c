@@ -1,11 +1,11 @@
-/* cbctl bench: N requests of P prompt tokens and T new ones each, greedy, no stop, random ids from a fixed
- * seed. Two rounds, T = 1 and T = T:
+/* cbctl bench: N requests of P prompt tokens and T new ones each, greedy, no stop, random ids from
+ * a fixed seed. Two rounds, T = 1 and T = T:
  *
  *   prefill tok/s = N * P / time of the first round
  *   decode tok/s  = N * (T - 1) / (time of the second - time of the first)
  *
- * The clients are processes of their own, as users' programs are; what they see (when each token came, what
- * a submit and a poll cost) they write into one shared table, and the parent reckons. */
+ * The clients are processes of their own, as users' programs are; what they see (when each token
+ * came, what a submit and a poll cost) they write into one shared table, and the parent reckons. */
 #include <argp.h>
 #include <errno.h>
 #include <jansson.h>
@@ -59,7 +59,7 @@ static uint64_t next_random(uint64_t *state)
     return *state;
 }
 
-/* ---- a client ---------------------------------------------------------------------------------------- */
+/* ---- a client -------------------------------------------------------------------------------- */
 
 struct client {
     const struct bench *bench;
@@ -196,7 +196,7 @@ static void client_main(const struct bench *bench, struct table *table, uint32_t
     cb_close(c.h);
 }
 
-/* ---- reckoning ---------------------------------------------------------------------------------------- */
+/* ---- reckoning ------------------------------------------------------------------------------- */
 
 static int compare_u64(const void *a, const void *b)
 {
@@ -343,7 +343,7 @@ static void figures_print(const struct bench *b, const json_t *o)
     }
 }
 
-/* ---- the command ---------------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 static const struct argp_option options[] = {
     {"requests", 'r', "N", 0, "requests at once (default 32)", 0},

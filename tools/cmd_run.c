@@ -1,5 +1,6 @@
-/* cbctl run: prompts in, streams out. One prompt streams to the terminal as it comes; of several, each answer
- * comes when it ends, with the prompt's number in front; with --json a line a prompt, in their order.
+/* cbctl run: prompts in, streams out. One prompt streams to the terminal as it comes; of several,
+ * each answer comes when it ends, with the prompt's number in front; with --json a line a prompt,
+ * in their order.
  *
  * All prompts are sent as fast as the handle has slots; an ended one gives its slot to the next. */
 #include <argp.h>
@@ -43,7 +44,7 @@ static void on_interrupt(int signal)
     interrupted++;
 }
 
-/* ---- sending ---------------------------------------------------------------------------------------- */
+/* ---- sending --------------------------------------------------------------------------------- */
 
 /* Text to ids here, so that they can be shown; a chat is rendered first. */
 static int prompt_tokenize(const struct run *run, struct prompt *p)
@@ -118,7 +119,7 @@ static void send_some(struct run *run)
     }
 }
 
-/* ---- results out ------------------------------------------------------------------------------------- */
+/* ---- results out ----------------------------------------------------------------------------- */
 
 static const char *end_name(uint32_t end)
 {
@@ -291,7 +292,7 @@ static int run_all(struct run *run)
     return run->bad ? CBCTL_FAILED : CBCTL_OK;
 }
 
-/* ---- the command ------------------------------------------------------------------------------------- */
+/* ---- the command ----------------------------------------------------------------------------- */
 
 enum {
     KEY_TEMPERATURE = 256,

@@ -1,5 +1,6 @@
-/* A line's options are read key by key from a table of known ones, so that a misspelt key is named instead of
- * being ignored. Values are only shaped here; whether they make sense, library and daemon say. */
+/* A line's options are read key by key from a table of known ones, so that a misspelt key is named
+ * instead of being ignored. Values are only shaped here; whether they make sense, library and
+ * daemon say. */
 #include "tools/prompts.h"
 
 #include <errno.h>
@@ -114,7 +115,7 @@ bool prompts_add_stdin(struct prompts *list, const struct cb_request *defaults)
     return true;
 }
 
-/* ---- lines ------------------------------------------------------------------------------------------ */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 /* Where a complaint points to. */
 struct place {

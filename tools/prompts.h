@@ -1,5 +1,6 @@
-/* tools/prompts.h - the prompts of `cbctl run`: a growing list, from the command line, from ids, from a file
- * with a JSON object a line. Each has its own options, the command line's where a line says nothing. */
+/* tools/prompts.h - the prompts of `cbctl run`: a growing list, from the command line, from ids,
+ * from a file with a JSON object a line. Each has its own options, the command line's where a line
+ * says nothing. */
 #ifndef CB_TOOLS_PROMPTS_H
 #define CB_TOOLS_PROMPTS_H
 

@@ -1,5 +1,5 @@
-/* One ADMIN record out, REPLY records in until the last one; their pieces together are the JSON. Finding
- * the socket and whom to trust are the library's. */
+/* One ADMIN record out, REPLY records in until the last one; their pieces together are the JSON.
+ * Finding the socket and whom to trust are the library's. */
 #include "tools/talk.h"
 
 #include <errno.h>

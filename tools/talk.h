@@ -5,8 +5,8 @@
 #include <jansson.h>
 
 /* Asks the daemon of `instance` (NULL: default); argument "" if there is none. 0: *replyp is the
- * caller's json_decref. A negative enum cb_status else; then cb_message() says why, or, if the daemon
- * refused the command, *replyp is its answer, with "error" in words. Waits up to 10 s. */
+ * caller's json_decref. A negative enum cb_status else; then cb_message() says why, or, if the
+ * daemon refused the command, *replyp is its answer, with "error" in words. Waits up to 10 s. */
 int talk(const char *instance, const char *command, const char *argument, json_t **replyp);
 
 #endif

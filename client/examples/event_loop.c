@@ -2,7 +2,8 @@
  *
  *     event_loop PROMPT...
  *
- * A timer ticks beside the answers, to show that the loop is never blocked. The recipe is serve(). */
+ * A timer ticks beside the answers, to show that the loop is never blocked. The recipe is
+ * serve(). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/epoll.h>

@@ -24,7 +24,8 @@ struct cb_chat_turn {
 enum { CB_CHAT_ROOM = 1 };
 
 /* Renders turns [n] to out [capacity], without a 0 at the end; open_answer: and the beginning of
- * the assistant's answer, which the model then writes. 0              *n_out bytes were written
+ * the assistant's answer, which the model then writes.
+ *   0              *n_out bytes were written
  *   CB_CHAT_ROOM   *n_out bytes are needed; the first `capacity` of them were written
  *   -ENOTSUP       the model's template is not of a known family
  *   -ENODATA       the model has no template

@@ -52,7 +52,8 @@ int cb_decoder_init(struct cb_decoder *d, const struct cb_vocab *vocab,
                     const struct cb_stops *stops, uint32_t flags);
 
 /* Takes up to n ids and writes the text that is certain to out [capacity], without a 0 at the end.
- * *n_taken ids were taken, *n_out bytes written, also if the answer is not 0: 0 all were taken
+ * *n_taken ids were taken, *n_out bytes written, also if the answer is not 0:
+ *   0                   all were taken
  *   CB_DECODE_STOPPED   a stop string ended the text; ids after it are never taken
  *   CB_DECODE_ROOM      the text of the next id does not fit in what is left of out: come again
  *   -EINVAL             the next id is outside the vocabulary

@@ -2,11 +2,12 @@
  * they match there:
  *   - White space is spelled out: PCRE2's \s also takes U+180E, which Unicode gave up as a space.
  *   - SmolLM cuts off each digit first and then splits what lies between, so that a digit ends a
- * run of spaces as the end of the text does. One pattern says both.
+ *     run of spaces as the end of the text does. One pattern says both.
  *   - Nothing but white space can follow white space up to a place where no non-space follows, so
- * the look-ahead is written as a negated class. The text is known to be UTF-8, so matching skips
- * the check. Each pattern is linear in the length of its match but for stepping back over white
- * space once, so the match limit, made for patterns that are not, is lifted. */
+ *     the look-ahead is written as a negated class.
+ * The text is known to be UTF-8, so matching skips the check. Each pattern is linear in the length
+ * of its match but for stepping back over white space once, so the match limit, made for patterns
+ * that are not, is lifted. */
 #include "client/text/pretokenize.h"
 
 #include <errno.h>

@@ -92,8 +92,8 @@ static int special_byte(const struct cb_vocab *vocab, uint32_t i, uint32_t depth
     return depth < length ? bytes[depth] : -1;
 }
 
-/* The first of specials [low, high), which agree up to depth, whose byte there is at least `byte`.
- */
+/* The first of specials [low, high), which agree up to depth, whose byte there is at least
+ * `byte`. */
 static uint32_t lower_bound(const struct cb_vocab *vocab, uint32_t low, uint32_t high,
                             uint32_t depth, int byte)
 {

@@ -41,13 +41,17 @@ struct cb_tokenizer *cb_tokenizer_free(struct cb_tokenizer *t); /* NULL is fine;
 int cb_tokenizer_scratch_new(struct cb_tokenizer_scratch **scratchp, const struct cb_tokenizer *t);
 struct cb_tokenizer_scratch *cb_tokenizer_scratch_free(struct cb_tokenizer_scratch *scratch);
 
-/* Makes ids of text [n] (may be NULL if n is 0; NUL bytes are text). capacity may be 0 and ids
- * NULL. 0                  *n_ids ids were written CB_TOKENIZE_ROOM   *n_ids are needed; the first
- * `capacity` of them were written -EILSEQ            not UTF-8: *n_ids is the position of the first
- * byte that is not part of a character -EINVAL            both BOS flags; or CB_TOKENIZE_BOS, but
- * the vocabulary has none -E2BIG             longer than CB_TOKENIZE_TEXT_MAX -ENOMEM On the last
- * three *n_ids is 0. Bytes for which the vocabulary has no token (a few control characters, in
- * some) are dropped, as by the model's own tokenizer. */
+/* Makes ids of text [n] (may be NULL if n is 0; NUL bytes are text). capacity may be 0, and ids
+ * NULL then.
+ *   0                  *n_ids ids were written
+ *   CB_TOKENIZE_ROOM   *n_ids are needed; the first `capacity` of them were written
+ *   -EILSEQ            not UTF-8: *n_ids is the position of the first byte that is not part of a
+ *                      character
+ *   -EINVAL            both BOS flags; or CB_TOKENIZE_BOS, but the vocabulary has none
+ *   -E2BIG             longer than CB_TOKENIZE_TEXT_MAX
+ *   -ENOMEM
+ * On the last three *n_ids is 0. Bytes for which the vocabulary has no token (a few control
+ * characters, in some) are dropped, as by the model's own tokenizer. */
 int cb_tokenizer_encode(const struct cb_tokenizer *t, struct cb_tokenizer_scratch *scratch,
                         const void *text, size_t n, uint32_t flags, uint32_t *ids, size_t capacity,
                         size_t *n_ids);

@@ -1,6 +1,7 @@
 /* What the library's calls cost against a running daemon (CBD_RUNTIME_DIR), best with --model null.
- * CSV: call, nanoseconds p50, p99, least. `long` keeps the daemon busy all the while, so none of the
- * calls timed needs to wake it: run under `strace -f -e trace=all` to see that none is a system call. */
+ * CSV: call, nanoseconds p50, p99, least. `long` keeps the daemon busy all the while, so none of
+ * the calls timed needs to wake it: run under `strace -f -e trace=all` to see that none is a system
+ * call. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,9 @@
-/* bench_kernels [threads] [isa]: this machine's limits, then the operators of a 135M-parameter llama
- * (Q4_1, Q8_0 head) at 1, 8 and 128 tokens a step, as time, share of the binding limit and tokens a
- * second. Weights are random; the shapes, formats and number of layers are SmolLM2-135M's, so that
- * the weights stream from memory as in the real model. Every figure is the median of a few runs; runs
- * of 1, 8 and 128 tokens take turns, so that a slow moment of the machine spoils no single one. */
+/* bench_kernels [threads] [isa]: this machine's limits, then the operators of a 135M-parameter
+ * llama (Q4_1, Q8_0 head) at 1, 8 and 128 tokens a step, as time, share of the binding limit and
+ * tokens a second. Weights are random; the shapes, formats and number of layers are SmolLM2-135M's,
+ * so that the weights stream from memory as in the real model. Every figure is the median of a few
+ * runs; runs of 1, 8 and 128 tokens take turns, so that a slow moment of the machine spoils no
+ * single one. */
 #include <errno.h>
 #include <immintrin.h>
 #include <stdio.h>
@@ -58,7 +59,7 @@ static void check(int r, const char *what)
     exit(1);
 }
 
-/* ---- limits -------------------------------------------------------------------------------------- */
+/* ---- limits ---------------------------------------------------------------------------------- */
 
 enum { DOT_ROUNDS = 2000000, DOT_CHAINS = 12 };
 
@@ -139,7 +140,7 @@ static double read_rate(struct pool *pool)
     return READ_BYTES / times[0];
 }
 
-/* ---- the model ------------------------------------------------------------------------------------ */
+/* ---- the model ------------------------------------------------------------------------------- */
 
 enum part { QKV, ATTENTION, OUT, GATE_UP, DOWN, EMBED, HEAD, N_OPS };
 static const char *const op_names[N_OPS] = {"qkv",  "attention", "out", "gate_up",
@@ -235,8 +236,8 @@ static void lap(double *took, double *since)
     *since = t;
 }
 
-/* One step of n tokens: 128 of one new sequence, else one each of n sequences with N_PAST keys. Adds the
- * seconds of each operator to took. */
+/* One step of n tokens: 128 of one new sequence, else one each of n sequences with N_PAST keys.
+ * Adds the seconds of each operator to took. */
 static void run_step(struct model *m, uint32_t n, double took[N_OPS])
 {
     int32_t tokens[MAX_TOKENS], positions[MAX_TOKENS];

@@ -1,4 +1,5 @@
-/* tests/client/fake.c - see fake.h. One thread; the test talks to it by atomics and a socket pair. */
+/* tests/client/fake.c - see fake.h. One thread; the test talks to it by atomics and a socket
+ * pair. */
 #include "tests/client/fake.h"
 
 #include <criterion/criterion.h>

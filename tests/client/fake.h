@@ -2,9 +2,9 @@
  * shm/lane, with tokens by rule instead of a model. It never sleeps on the lane without the doze
  * protocol, so that bells are needed and are answered as in the real one.
  *
- * What it generates: the bytes of `script` if there is one (ids 0 to 255 are the bytes), then an end of
- * kind eos; else ids (first prompt id + index) mod n_vocab up to the limit. Stop ids and stop strings
- * end it, as do cancels. */
+ * What it generates: the bytes of `script` if there is one (ids 0 to 255 are the bytes), then an
+ * end of kind eos; else ids (first prompt id + index) mod n_vocab up to the limit. Stop ids and
+ * stop strings end it, as do cancels. */
 #ifndef CB_TESTS_CLIENT_FAKE_H
 #define CB_TESTS_CLIENT_FAKE_H
 
@@ -47,8 +47,8 @@ void fake_kill(struct fake *f);
 void fake_close_lane(struct fake *f, uint32_t closed);
 /* Sets notice bits. */
 void fake_notice(struct fake *f, uint32_t bits);
-/* Tokens and ends appear in the slot table, but no entry and no bell tells of them: a wake lost by a
- * bug, or a daemon killed in between. Only fake_kill may follow a muted end. */
+/* Tokens and ends appear in the slot table, but no entry and no bell tells of them: a wake lost by
+ * a bug, or a daemon killed in between. Only fake_kill may follow a muted end. */
 void fake_mute(struct fake *f, bool mute);
 
 uint64_t fake_n_bells(const struct fake *f); /* BELL records received */

@@ -1,5 +1,5 @@
-/* tests/client/pair.h - a fake daemon with a handle on it, and what most tests do to the two. All of it
- * asserts that it succeeds. */
+/* tests/client/pair.h - a fake daemon with a handle on it, and what most tests do to the two. All
+ * of it asserts that it succeeds. */
 #ifndef CB_TESTS_CLIENT_PAIR_H
 #define CB_TESTS_CLIENT_PAIR_H
 

@@ -47,8 +47,8 @@ static void copy_final(struct cb_handle *h, uint64_t id, char *out)
     memcpy(out, text, n + 1);
 }
 
-/* Runs one script by all roads: streamed token by token (asserting that what was shown was never taken
- * back and that no piece splits a character), final, and in a batch. */
+/* Runs one script by all roads: streamed token by token (asserting that what was shown was never
+ * taken back and that no piece splits a character), final, and in a batch. */
 static struct outcome run(const char *script, const char *const *stops, size_t n_stops,
                           uint32_t limit, uint32_t flags)
 {

@@ -13,7 +13,8 @@ extern const struct explore_list cases_ring;
 extern const struct explore_list cases_lane;
 extern const struct explore_list cases_sleep;
 
-/* Shapes with known outcomes under C11: they test the explorer. `fails` says whether a claim must fail. */
+/* Shapes with known outcomes under C11: they test the explorer. `fails` says whether a claim must
+ * fail. */
 struct explore_litmus {
     struct explore_case c;
     bool fails;

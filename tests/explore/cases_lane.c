@@ -1,11 +1,12 @@
-/* What a lane promises while both sides are awake: records and runs are whole, ends come after their
- * tokens, merged TOKENS lose none, slots and runs are reused only when both are done with them. */
+/* What a lane promises while both sides are awake: records and runs are whole, ends come after
+ * their tokens, merged TOKENS lose none, slots and runs are reused only when both are done with
+ * them. */
 #include "tests/explore/world.h"
 #include "tests/explore/cases.h"
 
 enum { POLLS = 3 };
 
-/* ---- one request, from submit to end -------------------------------------------------------------- */
+/* ---- one request, from submit to end --------------------------------------------------------- */
 
 static void submit_init(void)
 {
@@ -39,7 +40,7 @@ static void submit_daemon(void)
     }
 }
 
-/* ---- merging: an unread TOKENS entry stands for all tokens that come meanwhile -------------------- */
+/* ---- merging: an unread TOKENS entry stands for all tokens that come meanwhile --------------- */
 
 static void merge_build(void)
 {
@@ -68,7 +69,8 @@ static void merge_daemon(void)
     }
 }
 
-/* Everything the threads did is visible now. What the client has not read must still be announced. */
+/* Everything the threads did is visible now. What the client has not read must still be
+ * announced. */
 static void merge_check(void)
 {
     uint32_t before = world.n_seen[0];
@@ -79,7 +81,7 @@ static void merge_check(void)
     explore_claim(before == 3, "tokens were left behind without an entry");
 }
 
-/* ---- reuse: the second request takes the run that the first one gave back ------------------------- */
+/* ---- reuse: the second request takes the run that the first one gave back -------------------- */
 
 static void reuse_build(void)
 {
@@ -117,8 +119,8 @@ static void reuse_daemon(void)
     }
 }
 
-/* The same while a request ahead waits for that very run, and the slot itself is submitted into again
- * before the daemon has seen it freed. */
+/* The same while a request ahead waits for that very run, and the slot itself is submitted into
+ * again before the daemon has seen it freed. */
 static void ahead_client(void)
 {
     world_submit(2); /* slot 1: waits for the run of slot 0 */
@@ -127,7 +129,7 @@ static void ahead_client(void)
     world_submit(2); /* slot 0 again */
 }
 
-/* ---- the slot table, read without any entry: the safety net, and what is left of a dead daemon ---- */
+/* ---- the slot table, read without any entry, as by the safety net and after a death ---------- */
 
 static void scan_build(void)
 {
@@ -181,7 +183,7 @@ static void scan_client(void)
     explore_claim(id == WORLD_FIRST_TOKEN, "a token was not the one written");
 }
 
-/* ---- cancels: a late one of an old generation must not undo a newer one ----------------------------- */
+/* ---- cancels: a late one of an old generation must not undo a newer one ---------------------- */
 
 static void cancel_build(void)
 {
@@ -223,7 +225,7 @@ static void cancel_check(void)
                   "a late cancel undid a newer one");
 }
 
-/* ---- cancel against finish: one end, whichever ------------------------------------------------------- */
+/* ---- cancel against finish: one end, whichever ----------------------------------------------- */
 
 static void finish_daemon(void)
 {

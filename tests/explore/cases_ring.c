@@ -1,5 +1,5 @@
-/* The one-way ring: an entry is read whole and in order, never before it was written, never after its
- * place was given back; with wrap, with one and two places, with cursors that pass 2^64. */
+/* The one-way ring: an entry is read whole and in order, never before it was written, never after
+ * its place was given back; with wrap, with one and two places, with cursors that pass 2^64. */
 #include <string.h>
 
 #include "shm/ring.h"

@@ -1,9 +1,9 @@
-/* Both sleep/wake pairs: whoever sleeps is woken for everything that concerns it. A wake that is lost shows
- * as a deadlock. */
+/* Both sleep/wake pairs: whoever sleeps is woken for everything that concerns it. A wake that is
+ * lost shows as a deadlock. */
 #include "tests/explore/world.h"
 #include "tests/explore/cases.h"
 
-/* ---- the client sleeps --------------------------------------------------------------------------------- */
+/* ---- the client sleeps ----------------------------------------------------------------------- */
 
 static void active_build(void)
 {
@@ -99,8 +99,8 @@ static bool is_readable(void *arg)
     return world.socket > 0;
 }
 
-/* Event-loop mode, the recipe of the manual: poll, arm (empty the socket, then announce), poll, return to
- * the loop. A full socket counts as an answer. */
+/* Event-loop mode, the recipe of the manual: poll, arm (empty the socket, then announce), poll,
+ * return to the loop. A full socket counts as an answer. */
 static void loop_end(void)
 {
     for (;;) {
@@ -119,7 +119,7 @@ static void loop_end(void)
     }
 }
 
-/* ---- the daemon sleeps -------------------------------------------------------------------------------- */
+/* ---- the daemon sleeps ----------------------------------------------------------------------- */
 
 static bool is_rung(void *arg)
 {

@@ -1,7 +1,7 @@
 /* explore: shm's own code under the C11 memory model.
  *
  *   explore                 litmus shapes, then every case, completely; states and time a line
- *   explore --mutants       weakens each acquire, release and fence of shm/ in turn; some case must fail
+ *   explore --mutants       weakens each acquire, release and fence of shm/ in turn; a case must fail
  *   explore --trace NAME    one case; prints its failing execution
  *
  * Exit status 0: all as it must be. */

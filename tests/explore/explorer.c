@@ -1,14 +1,15 @@
-/* The explorer. An execution is a sequence of choices: who runs next, and which store each load returns.
- * Choices stand on a stack; after an execution the last one that has an alternative is advanced and the
- * whole case runs again from its start. Re-running is cheap (a case is some hundred accesses) and needs
- * no copies of stacks. What makes it finish is the cache of states: a thread's position is determined
- * by what it has read, so a digest of reads, histories and views identifies a state.
+/* The explorer. An execution is a sequence of choices: who runs next, and which store each load
+ * returns. Choices stand on a stack; after an execution the last one that has an alternative is
+ * advanced and the whole case runs again from its start. Re-running is cheap (a case is some
+ * hundred accesses) and needs no copies of stacks. What makes it finish is the cache of states: a
+ * thread's position is determined by what it has read, so a digest of reads, histories and views
+ * identifies a state.
  *
  * A thread gives way only where the order between threads can matter: before loads, fences and
- * compare-and-swaps. Not before a store: whatever another thread could have read before it can still be
- * read after it, as a stale value, so coming early loses no execution. This needs that the word has one
- * writer and no futex compares it; where that turns out false, the word is marked and the exploration
- * begins again. Nor at data, which is checked for races instead. */
+ * compare-and-swaps. Not before a store: whatever another thread could have read before it can
+ * still be read after it, as a stale value, so coming early loses no execution. This needs that the
+ * word has one writer and no futex compares it; where that turns out false, the word is marked and
+ * the exploration begins again. Nor at data, which is checked for races instead. */
 #include "tests/explore/explorer.h"
 
 #include <assert.h>
@@ -138,7 +139,7 @@ static uint64_t view_digest(uint64_t h, const struct view *v)
     return h;
 }
 
-/* ---- choices and states ---------------------------------------------------------------------------- */
+/* ---- choices and states ---------------------------------------------------------------------- */
 
 static unsigned choose(unsigned n)
 {
@@ -232,7 +233,7 @@ static uint64_t state_digest(void)
     return h;
 }
 
-/* ---- threads ----------------------------------------------------------------------------------------- */
+/* ---- threads --------------------------------------------------------------------------------- */
 
 static bool runnable(unsigned t)
 {
@@ -352,7 +353,7 @@ void explore_thread_end(void)
     abort(); /* an ended thread is never chosen */
 }
 
-/* ---- accesses ---------------------------------------------------------------------------------------- */
+/* ---- accesses -------------------------------------------------------------------------------- */
 
 static void site_note(const char *file, int line, const char *kind)
 {
@@ -449,9 +450,9 @@ static void append(struct thread *th, unsigned loc, uint64_t v, enum explore_ord
     th->reads = mix(th->reads, 2);
 }
 
-/* Copies carry data: whatever order its words have, two threads must not touch them at once, one of them
- * writing. This also finds a missing release after reads, which a machine without load buffering can't
- * show as a wrong value. */
+/* Copies carry data: whatever order its words have, two threads must not touch them at once, one of
+ * them writing. This also finds a missing release after reads, which a machine without load
+ * buffering can't show as a wrong value. */
 static void data_check(const uint16_t *before, const char *what)
 {
     for (unsigned t = 0; t < x.c->n_threads; t++) {
@@ -513,7 +514,8 @@ void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order
     trace("store", p, v, file, line);
 }
 
-/* Strong: it fails only on another value, which may be a stale one; it succeeds on the newest only. */
+/* Strong: it fails only on another value, which may be a stale one; it succeeds on the newest
+ * only. */
 bool explore_cas32(void *p, uint32_t *expected, uint32_t v, const char *file, int line)
 {
     struct thread *th;
@@ -619,7 +621,7 @@ void explore_copy_out(void *dst, const void *src, size_t bytes, const char *file
     }
 }
 
-/* ---- inside a case ------------------------------------------------------------------------------------ */
+/* ---- inside a case --------------------------------------------------------------------------- */
 
 void explore_claim(bool holds, const char *text)
 {
@@ -710,7 +712,7 @@ void explore_private(const void *p, size_t bytes)
     x.private[x.n_private++].bytes = bytes;
 }
 
-/* ---- running ------------------------------------------------------------------------------------------- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static int execute(void)
 {

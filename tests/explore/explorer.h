@@ -1,26 +1,29 @@
-/* tests/explore/explorer.h - shm/atomics.h's second back-end: runs our own code under the C11 memory model.
+/* tests/explore/explorer.h - shm/atomics.h's second back-end: runs our own code under the C11
+ * memory model.
  *
- * A case is two or three threads (fibres on one OS thread) and a final check. explore_run() executes it
- * again and again until every interleaving and every value that each load may return has been seen:
- *   - a location keeps the history of its stores; a load may return any store not older than what the
- *     thread already knows of (its view);
- *   - a release store carries the writer's view, an acquire load joins it; a relaxed pair carries nothing
- *     but what fences add;
+ * A case is two or three threads (fibres on one OS thread) and a final check. explore_run()
+ * executes it again and again until every interleaving and every value that each load may return
+ * has been seen:
+ *   - a location keeps the history of its stores; a load may return any store not older than what
+ *     the thread already knows of (its view);
+ *   - a release store carries the writer's view, an acquire load joins it; a relaxed pair carries
+ *     nothing but what fences add;
  *   - a sequentially consistent fence joins the thread's view with a global one, both ways;
- *   - copies (cb_copy_in, cb_copy_out) carry data: any two of different threads that touch one word, one
- *     of them writing, must be ordered by the above, else it is a data race;
+ *   - copies (cb_copy_in, cb_copy_out) carry data: any two of different threads that touch one
+ *     word, one of them writing, must be ordered by the above, else it is a data race;
  *   - the kernel's futex compares with the newest value, as its locks and barriers make it do.
- * States seen before (what each thread has read, the histories, the views) are not explored twice, so
- * exploration is complete, not bounded, where `preemptions` is 0.
+ * States seen before (what each thread has read, the histories, the views) are not explored twice,
+ * so exploration is complete, not bounded, where `preemptions` is 0.
  *
  * Not explored: two writers whose stores to one word are ordered otherwise than they ran, and loads
  * that return a value stored later (load buffering); format 1 relies on neither.
  *
- * A mutant is the same code with one access weakened: explore_weaken() makes the accesses of one source
- * line relaxed, or its fence vanish. Outside explore_run the accesses work on plain memory.
+ * A mutant is the same code with one access weakened: explore_weaken() makes the accesses of one
+ * source line relaxed, or its fence vanish. Outside explore_run the accesses work on plain memory.
  *
- * Source: the view machine of Kang et al., "A Promising Semantics for Relaxed-Memory Concurrency" (POPL
- * 2017), without promises; stateless exploration as in Godefroid's VeriSoft (1997), with state caching. */
+ * Source: the view machine of Kang et al., "A Promising Semantics for Relaxed-Memory Concurrency"
+ * (POPL 2017), without promises; stateless exploration as in Godefroid's VeriSoft (1997), with
+ * state caching. */
 #ifndef CB_TESTS_EXPLORER_H
 #define CB_TESTS_EXPLORER_H
 
@@ -79,22 +82,23 @@ void explore_futex_wait(const void *word, uint32_t value);
 void explore_futex_wake(const void *word); /* all that wait on it */
 /* Before the case touches private memory that stands for a kernel object (a socket's queue). */
 void explore_kernel(void);
-/* Waits for a state of the case's private memory that other threads change; is looked at whenever any
- * thread took a step. Stands for a kernel object: passes no view. */
+/* Waits for a state of the case's private memory that other threads change; is looked at whenever
+ * any thread took a step. Stands for a kernel object: passes no view. */
 void explore_until(bool (*ready)(void *), void *arg);
 uint64_t explore_newest(const void *p, unsigned bytes); /* the last store in modification order */
-/* While on, loads return the newest value and nobody comes between: for words that are read but not used,
- * so that their stale values do not multiply the states. */
+/* While on, loads return the newest value and nobody comes between: for words that are read but not
+ * used, so that their stale values do not multiply the states. */
 void explore_newest_only(bool on);
-/* In check: puts the newest values into plain memory, so that the code under test can look at them. The
- * next init must put its first state back. */
+/* In check: puts the newest values into plain memory, so that the code under test can look at them.
+ * The next init must put its first state back. */
 void explore_adopt(void);
 /* The case's private memory that must be told apart when states are compared (sockets, queues). */
 void explore_private(const void *p, size_t bytes);
 
 /* Weakens the accesses on this line; NULL: none. */
 void explore_weaken(const char *file, int line);
-/* Each source line with an acquire, a release or a fence that was run since the last explore_forget. */
+/* Each source line with an acquire, a release or a fence that was run since the last
+ * explore_forget. */
 struct explore_site {
     const char *file;
     int line;

@@ -1,6 +1,7 @@
-/* Litmus shapes whose outcomes the C11 model fixes: each weak one must be found to fail, each strong one
- * must hold, or the explorer is not worth its word. Names as in the literature: MP message passing, SB
- * store buffering, CoRR coherence, IRIW independent reads of independent writes. */
+/* Litmus shapes whose outcomes the C11 model fixes: each weak one must be found to fail, each
+ * strong one must hold, or the explorer is not worth its word. Names as in the literature: MP
+ * message passing, SB store buffering, CoRR coherence, IRIW independent reads of independent
+ * writes. */
 #include <string.h>
 
 #include "shm/atomics.h"

@@ -1,8 +1,9 @@
-/* tests/explore/world.h - both ends of one small lane, for the cases: a daemon that answers request with
- * tokens 100, 101, ..., a client that checks that each arrives once, in order.
+/* tests/explore/world.h - both ends of one small lane, for the cases: a daemon that answers request
+ * with tokens 100, 101, ..., a client that checks that each arrives once, in order.
  *
- * What is built before threads start is built once a case, by plain accesses; each execution restores the
- * private records only, since under the explorer shared memory itself is never written. */
+ * What is built before threads start is built once a case, by plain accesses; each execution
+ * restores the private records only, since under the explorer shared memory itself is never
+ * written. */
 #ifndef CB_TESTS_EXPLORE_WORLD_H
 #define CB_TESTS_EXPLORE_WORLD_H
 
@@ -31,13 +32,15 @@ struct world {
 };
 extern struct world world;
 
-/* In init: a lane of this shape; then `build`, if not NULL, makes the state the threads start from. */
+/* In init: a lane of this shape; then `build`, if not NULL, makes the state the threads start
+ * from. */
 void world_init(const struct world_shape *shape, void (*build)(void));
 
 /* In check: shared memory as the threads left it, for plain looks at it. */
 void world_adopt(void);
 
-/* The client submits a request for n_new tokens; rings if told so. Returns false if it got none in. */
+/* The client submits a request for n_new tokens; rings if told so. Returns false if it got none
+ * in. */
 bool world_submit(uint32_t n_new);
 void world_bell_daemon(int r);
 

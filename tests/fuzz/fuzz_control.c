@@ -1,6 +1,7 @@
-/* Records of any bytes on connections to the simulated daemon. The first byte of each step says what is done:
- * connect, send a record (with a good head, or none), let the daemon turn, hang up. An honest lane beside it
- * must stay open, all audits must hold, and nothing may be left in the end.
+/* Records of any bytes on connections to the simulated daemon. The first byte of each step says
+ * what is done: connect, send a record (with a good head, or none), let the daemon turn, hang up.
+ * An honest lane beside it must stay open, all audits must hold, and nothing may be left in the
+ * end.
  *
  * Fuzz programs link none of the tests' helpers, so those are included whole. */
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* tests/fuzz/fuzz_gguf.c - any bytes as a model file: keys, tensors, hyperparameters, vocabulary. */
+/* tests/fuzz/fuzz_gguf.c - any bytes as a model file: keys, tensors, hyperparameters,
+ * vocabulary. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* A client that writes anything anywhere in its UP segment, between turns of the daemon, beside an honest one
- * whose results must stay what they are alone. Steps: a byte of what, then its operands.
+/* A client that writes anything anywhere in its UP segment, between turns of the daemon, beside an
+ * honest one whose results must stay what they are alone. Steps: a byte of what, then its operands.
  *
  * Fuzz programs link none of the tests' helpers, so those are included whole. */
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* A whole life of a lane in process. The input is a program of steps: write UP here, run intake, run a
- * fake engine step, deliver, doze, die. Whatever is written, the daemon's record must stay sound, and
- * only the lane may end. */
+/* A whole life of a lane in process. The input is a program of steps: write UP here, run intake,
+ * run a fake engine step, deliver, doze, die. Whatever is written, the daemon's record must stay
+ * sound, and only the lane may end. */
 #include <assert.h>
 #include <errno.h>
 #include <stdbool.h>

@@ -1,4 +1,5 @@
-/* Settings files of any bytes: no crash, a message for every refusal, and what was accepted is within bounds. */
+/* Settings files of any bytes: no crash, a message for every refusal, and what was accepted is
+ * within bounds. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,6 @@
-/* simulate --seeds A-B [--verbose]: the whole daemon in one process, a run a seed. Each tenth seed is
- * run twice, and must come out the same. Prints what a failing seed says; exits 1 if there was one. */
+/* simulate --seeds A-B [--verbose]: the whole daemon in one process, a run a seed. Each tenth seed
+ * is run twice, and must come out the same. Prints what a failing seed says; exits 1 if there was
+ * one. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>

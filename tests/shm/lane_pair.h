@@ -1,4 +1,5 @@
-/* tests/shm/lane_pair.h - a lane in plain memory with both ends attached, for the tests of this folder. */
+/* tests/shm/lane_pair.h - a lane in plain memory with both ends attached, for the tests of this
+ * folder. */
 #ifndef CB_TESTS_SHM_LANE_PAIR_H
 #define CB_TESTS_SHM_LANE_PAIR_H
 

@@ -249,7 +249,8 @@ Test(lane, an_entry_waits_for_a_run_and_goes_on_when_one_is_freed)
     pair_fini(&p);
 }
 
-/* If submit wiped out the free of the slot it takes, the entry ahead would wait for its run for ever. */
+/* If submit wiped out the free of the slot it takes, the entry ahead would wait for its run for
+ * ever. */
 Test(lane, reuse_does_not_wipe_out_a_free_for_which_an_entry_ahead_waits)
 {
     struct pair p;
@@ -640,7 +641,8 @@ static uint64_t next_random(uint64_t *state)
     return *state;
 }
 
-/* Everything in UP is random, always; entries are often nearly right, so that all paths are taken. */
+/* Everything in UP is random, always; entries are often nearly right, so that all paths are
+ * taken. */
 Test(lane, random_bytes_in_up_break_nothing_but_the_lane)
 {
     uint64_t random = 88172645463325252u;

@@ -1,5 +1,5 @@
-/* Both ends as threads over one mapping: storms in which nothing may be lost, doubled or out of order.
- * Sleepers sleep for real; a wake that does not come within ten seconds is a lost one. */
+/* Both ends as threads over one mapping: storms in which nothing may be lost, doubled or out of
+ * order. Sleepers sleep for real; a wake that does not come within ten seconds is a lost one. */
 #include "tests/shm/lane_pair.h"
 
 #include <errno.h>
@@ -334,8 +334,9 @@ Test(lane_threads, storm_on_the_smallest_rings)
     run_storm(&g, 4000, 5, true);
 }
 
-/* Two tokens in two flushes, then silence until both were read: if the second found the entry of the
- * first unread, its reader must find the new count; if it was just given back, there must be a new one. */
+/* Two tokens in two flushes, then silence until both were read: if the second found the entry of
+ * the first unread, its reader must find the new count; if it was just given back, there must be a
+ * new one. */
 struct lockstep {
     struct pair p;
     uint32_t slot, n;

@@ -137,7 +137,7 @@ Test(message, ids_are_below_the_vocabulary)
     cr_assert(detail[0] == 100 && detail[1] == 100);
 }
 
-/* ---- option blocks ------------------------------------------------------------------------------ */
+/* ---- option blocks --------------------------------------------------------------------------- */
 
 static uint64_t block[CB_OPTIONS_MAX / 8 + 64];
 static struct cb_message_parsed parsed;

@@ -12,8 +12,8 @@ struct naive {
     uint32_t n;
 };
 
-/* The definition, word by word: the earliest end, then the earliest begin, then the lowest index.
- */
+/* The definition, word by word: the earliest end, then the earliest begin, then the lowest
+ * index. */
 static int naive_find(const struct naive *stops, const char *text, size_t n,
                       struct cb_stop_match *match)
 {

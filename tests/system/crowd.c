@@ -107,7 +107,7 @@ void crowd_join(struct crowd *c)
     } while (n_left);
 }
 
-/* ---- for members ---------------------------------------------------------------------------- */
+/* ---- for members ----------------------------------------------------------------------------- */
 
 void crowd_fail(struct crowd *c, const char *format, ...)
 {

@@ -1,8 +1,8 @@
 /* tests/system/crowd.h - client processes of a test, and what they have to say.
  *
  * A member runs in a process of its own and ends by crowd_done or crowd_fail; it must not use
- * Criterion. It has `crowd->shared`, memory that all see, for what goes wrong, and to show progress:
- * crowd_join fails the test when nobody moved for HANG_MS. */
+ * Criterion. It has `crowd->shared`, memory that all see, for what goes wrong, and to show
+ * progress: crowd_join fails the test when nobody moved for HANG_MS. */
 #ifndef CB_TESTS_SYSTEM_CROWD_H
 #define CB_TESTS_SYSTEM_CROWD_H
 
@@ -45,7 +45,7 @@ void crowd_signal(struct crowd *c, uint32_t i, int signal);
 /* Waits for all; each must have ended well. */
 void crowd_join(struct crowd *c);
 
-/* ---- for members ---------------------------------------------------------------------------- */
+/* ---- for members ----------------------------------------------------------------------------- */
 
 __attribute__((format(printf, 2, 3), noreturn)) void crowd_fail(struct crowd *c, const char *format,
                                                                 ...);

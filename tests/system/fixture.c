@@ -1,5 +1,5 @@
-/* Output goes to files rather than pipes: nothing here has to be read for the other side to go on. Only
- * `ready` comes by a pipe, whose end also tells that a daemon ended. */
+/* Output goes to files rather than pipes: nothing here has to be read for the other side to go on.
+ * Only `ready` comes by a pipe, whose end also tells that a daemon ended. */
 #include "tests/system/fixture.h"
 
 #include <criterion/criterion.h>
@@ -65,7 +65,7 @@ bool has_isa(const char *isa)
     return has;
 }
 
-/* ---- the directory ------------------------------------------------------------------------------ */
+/* ---- the directory --------------------------------------------------------------------------- */
 
 void system_init(struct system *s)
 {
@@ -144,7 +144,7 @@ void system_expect_log(const struct system *s, const char *part)
     free(log);
 }
 
-/* ---- the daemon's process ------------------------------------------------------------------------ */
+/* ---- the daemon's process -------------------------------------------------------------------- */
 
 /* In the child: dies with the test, runs as uid, has only the variables that a test means. */
 static void become(uid_t uid, const char *const *arguments, const char *run_dir)
@@ -293,7 +293,7 @@ void system_signal(struct system *s, int signal)
     kill(s->pid, signal);
 }
 
-/* ---- as a client ---------------------------------------------------------------------------------- */
+/* ---- as a client ----------------------------------------------------------------------------- */
 
 int system_try_open(const struct system *s, struct cb_options *options, struct cb_handle **hp)
 {
@@ -359,7 +359,7 @@ void system_settle(const struct system *s)
     cr_assert_fail("the daemon did not come back to where it was");
 }
 
-/* ---- other programs --------------------------------------------------------------------------------- */
+/* ---- other programs -------------------------------------------------------------------------- */
 
 static int temporary(const char *text)
 {

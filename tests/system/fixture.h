@@ -2,8 +2,8 @@
  *
  * A test has a struct system: a run directory of its own, an instance name nobody else has, so that
  * tests may run side by side. Whatever goes wrong here fails the test (cr_assert), and the daemon's
- * log goes with the message. What takes longer than HANG_MS hangs. Processes that a test leaves behind
- * die with it.
+ * log goes with the message. What takes longer than HANG_MS hangs. Processes that a test leaves
+ * behind die with it.
  *
  * The programs are those of $CBD_BUILD, or of build/. */
 #ifndef CB_TESTS_SYSTEM_FIXTURE_H
@@ -73,8 +73,8 @@ void system_await(const struct system *s, const char *name, uint64_t least);
 /* Waits until all figures are what they were at the start. */
 void system_settle(const struct system *s);
 
-/* Runs $CBD_BUILD/PROGRAM with arguments and input (NULL: none) against this daemon. *outp, *errp (may be
- * NULL): what it wrote; the caller's to free. The exit status, or minus the signal. */
+/* Runs $CBD_BUILD/PROGRAM with arguments and input (NULL: none) against this daemon. *outp, *errp
+ * (may be NULL): what it wrote; the caller's to free. The exit status, or minus the signal. */
 struct output {
     char *out, *err;
     int status;

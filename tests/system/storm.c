@@ -144,7 +144,7 @@ void storm_check(struct crowd *c, const struct storm *st, struct cb_handle *h, u
                   a.stop_idx, a.n_text, right->end, right->stop_idx, right->n_text);
 }
 
-/* ---- a client of a storm ------------------------------------------------------------------------ */
+/* ---- a client of a storm --------------------------------------------------------------------- */
 
 /* A request under way: which, and after how many of its tokens it is cancelled. */
 struct flight {

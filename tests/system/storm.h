@@ -1,9 +1,9 @@
 /* tests/system/storm.h - many requests whose right results are known.
  *
- * A storm is STORM_REQUESTS requests drawn from a seed: lengths, ids, limits, greedy and sampled, stop
- * ids and strings, streamed and not. What each of them gives alone is found out once, one after another on
- * a daemon of its own; from then on any result can be held against that, from any process and any
- * configuration, because a result depends on the request only. */
+ * A storm is STORM_REQUESTS requests drawn from a seed: lengths, ids, limits, greedy and sampled,
+ * stop ids and strings, streamed and not. What each of them gives alone is found out once, one
+ * after another on a daemon of its own; from then on any result can be held against that, from any
+ * process and any configuration, because a result depends on the request only. */
 #ifndef CB_TESTS_SYSTEM_STORM_H
 #define CB_TESTS_SYSTEM_STORM_H
 
@@ -47,12 +47,13 @@ void storm_request(const struct storm *st, uint32_t i, struct storm_request *r);
 /* Fills the answers, one request at a time. */
 void storm_answer_all(struct storm *st, const struct system *s);
 
-/* An ended request of a member's against its answer: the same, or, if it was cancelled, a prefix. */
+/* An ended request of a member's against its answer: the same, or, if it was cancelled, a
+ * prefix. */
 void storm_check(struct crowd *c, const struct storm *st, struct cb_handle *h, uint64_t id,
                  uint32_t i, uint32_t end);
 
-/* What a client of a storm does: opens, sends STORM_EACH requests in its own order and pace, cancels
- * some, checks each, closes. */
+/* What a client of a storm does: opens, sends STORM_EACH requests in its own order and pace,
+ * cancels some, checks each, closes. */
 struct storm_member {
     const struct storm *storm;
     uint32_t n_rounds;
@@ -61,8 +62,8 @@ struct storm_member {
 };
 void storm_member_run(struct crowd *c, uint32_t i, void *member);
 
-/* STORM_CLIENTS of these against a daemon with the settings; then all is as before. Returns how often a
- * request was preempted and computed again. */
+/* STORM_CLIENTS of these against a daemon with the settings; then all is as before. Returns how
+ * often a request was preempted and computed again. */
 uint64_t storm_rage(const struct storm *st, const char *const *settings);
 
 uint32_t draw(uint64_t *random, uint32_t n); /* below n */

@@ -1,5 +1,5 @@
-/* What must not be called: the kernel, by a client's submit, poll and cancel while the daemon is busy; the
- * heap, by the daemon once it serves. */
+/* What must not be called: the kernel, by a client's submit, poll and cancel while the daemon is
+ * busy; the heap, by the daemon once it serves. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <linux/filter.h>
@@ -39,7 +39,8 @@ static void plain_request(struct cb_request *r, const uint32_t *prompt, size_t n
     r->flags = CB_IGNORE_EOS;
 }
 
-/* One request keeps the daemon busy; then a thousand others are sent, polled, cancelled, released. */
+/* One request keeps the daemon busy; then a thousand others are sent, polled, cancelled,
+ * released. */
 static void silent(struct crowd *c, uint32_t i, void *arg)
 {
     static const uint32_t prompt[] = {3, 1, 4, 1, 5, 9, 2, 6};

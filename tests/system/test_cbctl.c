@@ -186,7 +186,7 @@ Test(cbctl, wrong_usage_and_no_daemon)
     system_fini(&s);
 }
 
-/* ---- run ---------------------------------------------------------------------------------------- */
+/* ---- run ------------------------------------------------------------------------------------- */
 
 /* The JSON lines of `cbctl run --json ARGUMENTS...`, n of them, and its exit status. */
 static int run_json(const struct system *s, const char *input, json_t **lines, size_t n,

@@ -1,5 +1,5 @@
-/* Clients die by kill -9, in mid-stream and at each step of the handshake, or stand still: the others'
- * results are what they are alone, and the daemon gets back all it lent. */
+/* Clients die by kill -9, in mid-stream and at each step of the handshake, or stand still: the
+ * others' results are what they are alone, and the daemon gets back all it lent. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <unistd.h>

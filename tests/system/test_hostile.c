@@ -1,4 +1,5 @@
-/* Clients that break the rules, beside one that keeps them: theirs ends, its results stay what they are. */
+/* Clients that break the rules, beside one that keeps them: theirs ends, its results stay what they
+ * are. */
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
@@ -21,7 +22,7 @@ static const struct storm_scale scale = {.seed = 51,
                                          .new_usual = 30,
                                          .new_max = 100};
 
-/* ---- on the socket -------------------------------------------------------------------------------- */
+/* ---- on the socket --------------------------------------------------------------------------- */
 
 static bool is_over(struct raw *r)
 {
@@ -113,7 +114,7 @@ static void offender(struct crowd *c, uint32_t i, void *arg)
     raw_close(&r);
 }
 
-/* ---- in the lane ---------------------------------------------------------------------------------- */
+/* ---- in the lane ----------------------------------------------------------------------------- */
 
 /* Random bytes into all of UP, for ever; a new lane when the daemon has closed this one. */
 static void scribbler(struct crowd *c, uint32_t i, void *arg)

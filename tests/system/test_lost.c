@@ -1,5 +1,5 @@
-/* The daemon dies by kill -9: whatever a client is in the middle of, it returns and says CB_LOST; and the
- * next daemon starts at once in what the dead one left. */
+/* The daemon dies by kill -9: whatever a client is in the middle of, it returns and says CB_LOST;
+ * and the next daemon starts at once in what the dead one left. */
 #include <criterion/criterion.h>
 #include <poll.h>
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* How a daemon starts, refuses to, and ends: exact messages, exit statuses, and nothing left behind. */
+/* How a daemon starts, refuses to, and ends: exact messages, exit statuses, and nothing left
+ * behind. */
 #include <criterion/criterion.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -169,7 +170,8 @@ Test(start, a_directory_that_is_not_writable)
     system_fini(&s);
 }
 
-/* What others may have put in the way of STATUS: another name is taken, and the monitors are told. */
+/* What others may have put in the way of STATUS: another name is taken, and the monitors are
+ * told. */
 Test(start, status_names_that_are_taken)
 {
     struct system s;
@@ -219,7 +221,7 @@ Test(start, no_room_in_dev_shm)
     system_fini(&s);
 }
 
-/* ---- the end ------------------------------------------------------------------------------------ */
+/* ---- the end --------------------------------------------------------------------------------- */
 
 static void send_prompt(struct cb_handle *h, uint32_t limit, uint64_t *idp)
 {

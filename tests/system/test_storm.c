@@ -1,5 +1,5 @@
-/* 32 processes with 8 requests each at once: every result is what the same request gives alone, in every
- * configuration. */
+/* 32 processes with 8 requests each at once: every result is what the same request gives alone, in
+ * every configuration. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <string.h>
@@ -80,7 +80,8 @@ Test(storm, tiny_model_in_every_configuration)
     system_fini(&files);
 }
 
-/* Half of the sixteen ways, so chosen that each three of the four settings meet in all eight ways. */
+/* Half of the sixteen ways, so chosen that each three of the four settings meet in all eight
+ * ways. */
 Test(storm, default_model)
 {
     static const char *const isas[] = {"avx2", "avx512vnni"};

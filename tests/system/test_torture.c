@@ -1,5 +1,6 @@
-/* A client is killed at every system call of its life, and between any two instructions of a submit, a
- * poll, a cancel and a release: half-done writes spoil its own lane only, and all comes back. */
+/* A client is killed at every system call of its life, and between any two instructions of a
+ * submit, a poll, a cancel and a release: half-done writes spoil its own lane only, and all comes
+ * back. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <string.h>

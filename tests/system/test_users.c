@@ -85,7 +85,7 @@ Test(users, both_at_once_get_what_each_gets_alone)
     storm_fini(&st);
 }
 
-/* ---- commands ----------------------------------------------------------------------------------- */
+/* ---- commands -------------------------------------------------------------------------------- */
 
 static void command(struct crowd *c, const char *name, const char *argument, int status)
 {

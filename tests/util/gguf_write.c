@@ -75,8 +75,7 @@ static void put_array(struct gguf_out *o, const char *key, enum gguf_type type, 
     put_u64(&o->keys, n);
 }
 
-/* ---- rounding
- * ---------------------------------------------------------------------------------------- */
+/* ---- rounding -------------------------------------------------------------------------------- */
 
 /* To the nearest, ties to even; too large becomes infinite. */
 static uint16_t f16_of(float f)
@@ -238,8 +237,7 @@ size_t gguf_round(enum dtype dtype, const float *values, size_t n, void *out)
     return bytes;
 }
 
-/* ---- public
- * ------------------------------------------------------------------------------------------- */
+/* ---- public ---------------------------------------------------------------------------------- */
 
 struct gguf_out *gguf_out_new(uint32_t version)
 {

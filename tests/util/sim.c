@@ -1,5 +1,6 @@
-/* Two engines: the daemon's own, and a roomy one that runs each request alone to say what it must give.
- * A run ends in one of three drawn ways: all clients leave and the daemon is idle, a drain, a stop. */
+/* Two engines: the daemon's own, and a roomy one that runs each request alone to say what it must
+ * give. A run ends in one of three drawn ways: all clients leave and the daemon is idle, a drain, a
+ * stop. */
 #include "tests/util/sim.h"
 
 #include <stdarg.h>
@@ -47,7 +48,7 @@ void sim_note(struct sim *s, uint64_t what)
     s->report->digest = (s->report->digest ^ what) * UINT64_C(0x100000001b3);
 }
 
-/* ---- the request alone -------------------------------------------------------------------------- */
+/* ---- the request alone ----------------------------------------------------------------------- */
 
 static void alone_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
                         uint64_t time_ns)
@@ -150,7 +151,7 @@ bool sim_is_too_big(const struct sim *s, const struct sim_request *r)
            r->n_prompt >= most;
 }
 
-/* ---- the world ---------------------------------------------------------------------------------- */
+/* ---- the world ------------------------------------------------------------------------------- */
 
 void sim_connect(struct sim *s, uint32_t uid, int *sockp, int *deathp)
 {

@@ -2,9 +2,10 @@
  *
  * The daemon is the real one over the null model, on the simulation's loop; sockets are real pairs,
  * lanes real memory mapped twice. Everything else is drawn from the seed: settings, clients, their
- * requests and misdeeds, the order of events, the passing of time. The same seed gives the same run,
- * to the last token: `digest` sums it up. Checked: every result equals the request alone, every
- * accepted request ends once, no wake is missed, all audits hold, nothing is left in the end. */
+ * requests and misdeeds, the order of events, the passing of time. The same seed gives the same
+ * run, to the last token: `digest` sums it up. Checked: every result equals the request alone,
+ * every accepted request ends once, no wake is missed, all audits hold, nothing is left in the
+ * end. */
 #ifndef CB_TESTS_UTIL_SIM_H
 #define CB_TESTS_UTIL_SIM_H
 
@@ -27,7 +28,7 @@ struct sim_report {
 /* 0, or -1 with report->error. */
 int sim_run(uint64_t seed, struct sim_report *report);
 
-/* ---- for the clients -------------------------------------------------------------------------- */
+/* ---- for the clients ------------------------------------------------------------------------- */
 
 struct sim {
     uint64_t seed, random;
@@ -48,8 +49,8 @@ struct sim {
     struct sim_oracle *oracle;
 };
 
-/* The daemon alone, without clients, for tests that are the client: settings drawn, or fixed small ones.
- * NULL: it could not be made. */
+/* The daemon alone, without clients, for tests that are the client: settings drawn, or fixed small
+ * ones. NULL: it could not be made. */
 struct sim *sim_new(uint64_t seed, bool is_drawn, struct sim_report *report);
 struct sim *sim_free(struct sim *s); /* NULL is fine; returns NULL */
 /* All audits; sim_fail on the first that does not hold. */

@@ -1,5 +1,5 @@
-/* The arena is cut into regions, one a request, and a region is scribbled over as soon as its request
- * was answered: had the daemon not copied everything, results would differ. */
+/* The arena is cut into regions, one a request, and a region is scribbled over as soon as its
+ * request was answered: had the daemon not copied everything, results would differ. */
 #include "tests/util/sim_client.h"
 
 #include <errno.h>
@@ -53,7 +53,7 @@ void sim_client_fini(struct sim_client *c)
     c->state = SIM_OVER;
 }
 
-/* ---- handshake ---------------------------------------------------------------------------------- */
+/* ---- handshake ------------------------------------------------------------------------------- */
 
 static void greet(struct sim_client *c)
 {
@@ -154,7 +154,7 @@ static void welcomed(struct sim_client *c)
     c->state = SIM_LIVE;
 }
 
-/* ---- requests ----------------------------------------------------------------------------------- */
+/* ---- requests -------------------------------------------------------------------------------- */
 
 static void ring(struct sim_client *c, int result)
 {
@@ -304,7 +304,7 @@ static void release_region(struct sim_client *c, struct sim_request *r)
     c->regions &= ~(1ull << r->region);
 }
 
-/* ---- results ------------------------------------------------------------------------------------ */
+/* ---- results --------------------------------------------------------------------------------- */
 
 static void check_end(struct sim_client *c, struct sim_request *r, const struct cb_result_entry *e)
 {
@@ -433,7 +433,7 @@ static bool poll_one(struct sim_client *c)
     return true;
 }
 
-/* ---- sleep -------------------------------------------------------------------------------------- */
+/* ---- sleep ----------------------------------------------------------------------------------- */
 
 static bool sock_is_readable(const struct sim_client *c)
 {
@@ -473,7 +473,7 @@ static void wake_up(struct sim_client *c)
     cb_lane_client_unpark(c->lc);
 }
 
-/* ---- misdeeds ----------------------------------------------------------------------------------- */
+/* ---- misdeeds -------------------------------------------------------------------------------- */
 
 static void misbehave(struct sim_client *c)
 {
@@ -536,7 +536,7 @@ void sim_client_die(struct sim_client *c)
     sim_client_fini(c);
 }
 
-/* ---- a life ------------------------------------------------------------------------------------- */
+/* ---- a life ---------------------------------------------------------------------------------- */
 
 bool sim_client_can_act(const struct sim_client *c)
 {

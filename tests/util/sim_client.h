@@ -1,8 +1,9 @@
 /* tests/util/sim_client.h - a scripted client of the simulation: a real lane, a drawn life.
  *
  * It connects, shakes hands, submits good and bad requests, cancels, polls, sleeps, frees, dies, or
- * turns hostile and scribbles over its own segment, one act at a time as the world lets it. Everything
- * an honest one is told is checked at once against what the same request gets alone (sim_expect). */
+ * turns hostile and scribbles over its own segment, one act at a time as the world lets it.
+ * Everything an honest one is told is checked at once against what the same request gets alone
+ * (sim_expect). */
 #ifndef CB_TESTS_UTIL_SIM_CLIENT_H
 #define CB_TESTS_UTIL_SIM_CLIENT_H
 
@@ -16,7 +17,7 @@
 #define SIM_PROMPT_MAX 48
 #define SIM_TOKENS_MAX 128
 #define SIM_SLOTS_MAX  8
-#define SIM_NET_NS     2000000000ull /* a sleep that lasted so long looks by itself: a missed wake */
+#define SIM_NET_NS     2000000000ull /* a sleep this long looks by itself: a missed wake */
 
 struct sim; /* tests/util/sim.h */
 

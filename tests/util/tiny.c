@@ -98,8 +98,7 @@ void tiny_vocab(struct gguf_out *o)
     gguf_out_bool(o, "tokenizer.ggml.add_bos_token", false);
 }
 
-/* ---- random tensors
- * ------------------------------------------------------------------------------------ */
+/* ---- random tensors -------------------------------------------------------------------------- */
 
 static uint64_t mix(uint64_t *state) /* splitmix64 */
 {
@@ -181,8 +180,7 @@ struct gguf_out *tiny_new(const struct tiny *t)
     return o;
 }
 
-/* ---- conversion
- * ------------------------------------------------------------------------------------------- */
+/* ---- conversion ------------------------------------------------------------------------------ */
 
 /* Rows of q and k: checkpoints rotate (i, i + n/2), the file's family neighbours. */
 static void convert_heads(struct gguf_out *o, const char *name, const float *x, uint32_t n_heads,

@@ -1,5 +1,5 @@
-/* Preloaded into cbd: counts calls of the heap in a file that the test maps ($HEAP_SHIM_FILE), and keeps
- * who made the last one, as an address for addr2line. */
+/* Preloaded into cbd: counts calls of the heap in a file that the test maps ($HEAP_SHIM_FILE), and
+ * keeps who made the last one, as an address for addr2line. */
 #include <errno.h>
 #include <fcntl.h>
 #include <malloc.h>

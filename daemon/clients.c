@@ -93,11 +93,11 @@ static void quota_settle(struct clients *c, struct quota *q)
 
 /* ---- connections ----------------------------------------------------------------------------- */
 
-static void handshake_due(struct loop_timer *t)
+static void patience_due(struct loop_timer *t)
 {
-    struct client *cl = list_entry(t, struct client, handshake);
-    log_client(cl->clients->config.log, "uid %u did not finish its handshake within 2 s",
-               (unsigned)cl->lease.uid);
+    struct client *cl = list_entry(t, struct client, patience);
+    log_client(cl->clients->config.log, "uid %u did not %s within 2 s", (unsigned)cl->lease.uid,
+               cl->state == CLIENT_ADMIN ? "read its answer" : "finish its handshake");
     clients_close(cl->clients, cl, CB_CLOSED_BYE);
 }
 
@@ -126,9 +126,13 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
 {
     const struct settings *set = c->config.settings;
     uint64_t now = clock_now(c->config.clock);
-    struct quota *q = list_is_empty(&c->free) ? NULL : quota_of(c, lease->uid);
+    bool may_admin = lease->uid == 0 || lease->uid == geteuid() ||
+                     (c->config.admin_group != (gid_t)-1 &&
+                      cb_lease_has_group(lease, fd, c->config.admin_group));
+    uint32_t most = may_admin ? c->n_clients : c->n_clients - CLIENTS_RESERVED;
+    struct quota *q = c->n_connections < most ? quota_of(c, lease->uid) : NULL;
     detail[0] = c->n_connections + 1;
-    detail[1] = c->n_clients;
+    detail[1] = most;
     if (!q)
         return CB_QUOTA;
     if (now < q->backoff_until_ns)
@@ -173,14 +177,12 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
     if (++c->last_lane_id == 0)
         c->last_lane_id = 1;
     cl->lane_id = c->last_lane_id;
-    cl->may_admin = lease->uid == 0 || lease->uid == geteuid() ||
-                    (c->config.admin_group != (gid_t)-1 &&
-                     cb_lease_has_group(lease, fd, c->config.admin_group));
+    cl->may_admin = may_admin;
     c->n_connections++;
     q->n_connections++;
     q->n_half_open++;
-    loop_timer_init(&cl->handshake, handshake_due);
-    loop_timer_set(c->config.loop, &cl->handshake, now + HANDSHAKE_NS);
+    loop_timer_init(&cl->patience, patience_due);
+    loop_timer_set(c->config.loop, &cl->patience, now + CLIENTS_PATIENCE_NS);
     *clientp = cl;
     return 0;
 }
@@ -190,7 +192,7 @@ static void handshake_over(struct client *cl)
 {
     if (cl->state == CLIENT_CONNECTED || cl->state == CLIENT_WELCOMED)
         cl->quota->n_half_open--;
-    loop_timer_clear(&cl->handshake);
+    loop_timer_clear(&cl->patience);
 }
 
 void clients_is_admin(struct clients *c, struct client *cl)

@@ -30,7 +30,11 @@
 #include "shm/segment.h"
 #include "shm/stats.h"
 
-#define CLIENTS_SPARE 64 /* connections beside all lanes, for handshakes and administrators */
+/* Connections beside all lanes: for handshakes and commands, and the last of them only for those who
+ * may administer. */
+#define CLIENTS_SPARE       64
+#define CLIENTS_RESERVED    8
+#define CLIENTS_PATIENCE_NS 2000000000ull /* for a handshake, or to take a piece of an answer */
 
 struct control;
 struct engine;
@@ -52,6 +56,8 @@ struct quota {
     uint64_t waiting_tokens, bytes;
     uint32_t n_broken; /* lanes closed for a broken rule, fading by one a back-off */
     uint64_t backoff_until_ns;
+    uint64_t commands_turn; /* control's: n_commands were given in this turn */
+    uint32_t n_commands;
     int64_t deficit;  /* intake's: what it may still take in this round */
     struct list link; /* of all quotas in use                           */
     struct list live; /* its live clients; intake turns it              */
@@ -71,7 +77,7 @@ struct client {
     uint32_t lane_id; /* counts connections; never 0, never used twice in a boot */
     uint32_t n_offences;
     struct loop_watch sock, pid;
-    struct loop_timer handshake;
+    struct loop_timer patience; /* it owes its handshake, or to take its answer */
     struct cb_lease lease;
     struct quota *quota;
     bool may_admin;

@@ -1,10 +1,6 @@
 /* A handler reads at most RECORDS_A_TURN records of one connection, so that bells at full speed
- * cost others nothing: the rest waits for the next turn.
- *
- * Replies. An answer is built whole in one of a few buffers and then goes out as the socket takes
- * it; a client that does not read holds its buffer until its connection ends, and who finds none
- * free is told CB_BUSY. While one is on its way, further commands of that connection wait in its
- * socket. */
+ * cost others nothing: the rest waits for the next turn. Commands cost far more than bells, so they
+ * are counted by uid: COMMANDS_A_TURN, however many connections it has. */
 #include "daemon/control.h"
 
 #include <errno.h>
@@ -15,31 +11,22 @@
 #include <unistd.h>
 
 #include "daemon/admin.h"
-#include "daemon/base/buf.h"
 #include "daemon/base/log.h"
+#include "daemon/replies.h"
 #include "shm/doorbell.h"
 
-#define RECORDS_A_TURN 8
-#define ACCEPTS_A_TURN 16
-#define OFFENCES       2
-#define N_REPLIES      4
-#define REPLY_BYTES    (256u << 10)
-
-struct reply {
-    struct client *client; /* NULL: free */
-    uint32_t lane_id;      /* the connection it belongs to: an entry is used again */
-    int status;
-    struct buf text;
-    size_t sent;
-};
+#define RECORDS_A_TURN  8
+#define COMMANDS_A_TURN 4
+#define ACCEPTS_A_TURN  16
+#define OFFENCES        2
 
 struct control {
     struct control_config config;
     struct loop_watch listener;
     int spare_fd; /* closed to accept and refuse when there are no descriptors left */
     bool refuses;
-    struct reply replies[N_REPLIES];
-    char *reply_bytes;
+    struct replies *replies;
+    uint64_t turn; /* from 1 */
 };
 
 static void client_ready(struct loop_watch *w, uint32_t events);
@@ -50,10 +37,9 @@ int control_new(struct control **controlp, const struct control_config *config)
     if (!c)
         return -ENOMEM;
     c->config = *config;
-    c->reply_bytes = malloc(N_REPLIES * REPLY_BYTES);
     c->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (!c->reply_bytes || c->spare_fd < 0) {
-        int r = c->reply_bytes ? -errno : -ENOMEM;
+    int r = c->spare_fd < 0 ? -errno : replies_new(&c->replies, config->clients);
+    if (r) {
         control_free(c);
         return r;
     }
@@ -68,9 +54,14 @@ struct control *control_free(struct control *c)
     loop_unwatch(c->config.loop, &c->listener);
     if (c->spare_fd >= 0)
         close(c->spare_fd);
-    free(c->reply_bytes);
+    replies_free(c->replies);
     free(c);
     return NULL;
+}
+
+void control_begin_turn(struct control *c)
+{
+    c->turn++;
 }
 
 void control_refuse_all(struct control *c)
@@ -218,61 +209,6 @@ static void handle_hello(struct control *c, struct client *cl, const struct cb_h
         clients_close(c->config.clients, cl, CB_CLOSED_BYE);
 }
 
-/* ---- replies --------------------------------------------------------------------------------- */
-
-static struct reply *reply_take(struct control *c, struct client *cl)
-{
-    for (uint32_t i = 0; i < N_REPLIES; i++) {
-        struct reply *r = &c->replies[i];
-        if (r->client && (r->client->lane_id != r->lane_id || r->client->state != CLIENT_ADMIN))
-            r->client = NULL; /* its connection ended */
-        if (!r->client) {
-            r->client = cl;
-            r->lane_id = cl->lane_id;
-            r->sent = 0;
-            buf_init(&r->text, c->reply_bytes + i * REPLY_BYTES, REPLY_BYTES);
-            cl->reply = r;
-            return r;
-        }
-    }
-    return NULL;
-}
-
-/* One piece: 1: more to send; 0: that was all; -EAGAIN: the socket is full; else it is gone. */
-static int reply_send_piece(struct client *cl, int status, const char *text, size_t left)
-{
-    struct cb_reply record = {.head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_REPLY}};
-    size_t n = left < sizeof record.text ? left : sizeof record.text;
-    memcpy(record.text, text, n);
-    record.bytes = (uint16_t)n;
-    record.is_last = n == left;
-    record.status = record.is_last ? status : CB_OK;
-    if (send(cl->sock.fd, &record, sizeof record, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
-        return errno == EAGAIN || errno == ENOBUFS ? -EAGAIN : -EPIPE;
-    return !record.is_last;
-}
-
-static void reply_send(struct control *c, struct client *cl)
-{
-    struct reply *reply = cl->reply;
-    int r;
-    do {
-        r = reply_send_piece(cl, reply->status, reply->text.data + reply->sent,
-                             reply->text.n - reply->sent);
-        if (r >= 0)
-            reply->sent += r ? sizeof((struct cb_reply *)0)->text : 0;
-    } while (r == 1);
-    if (r == -EAGAIN) { /* on with it when the socket has room */
-        if (loop_change(c->config.loop, &cl->sock, LOOP_WRITE) == 0)
-            return;
-        r = -EPIPE;
-    }
-    reply->client = NULL;
-    cl->reply = NULL;
-    if (r < 0 || loop_change(c->config.loop, &cl->sock, LOOP_READ) < 0)
-        clients_close(c->config.clients, cl, CB_CLOSED_NO);
-}
-
 static void handle_admin(struct control *c, struct client *cl, const struct cb_admin *record)
 {
     char command[sizeof record->command + 1] = "", argument[sizeof record->argument + 1] = "";
@@ -280,15 +216,26 @@ static void handle_admin(struct control *c, struct client *cl, const struct cb_a
     memcpy(argument, record->argument, record->argument_bytes);
     if (cl->state == CLIENT_CONNECTED)
         clients_is_admin(c->config.clients, cl);
-    struct reply *reply = reply_take(c, cl);
+    if (cl->quota->commands_turn != c->turn)
+        cl->quota->n_commands = 0;
+    cl->quota->commands_turn = c->turn;
+    cl->quota->n_commands++;
+    struct reply *reply = replies_take(c->replies, cl);
     if (!reply) {
-        if (reply_send_piece(cl, CB_BUSY, "", 0) < 0)
-            clients_close(c->config.clients, cl, CB_CLOSED_NO);
+        replies_send_status(c->replies, cl, CB_BUSY);
         return;
     }
     reply->status = admin_command(c->config.daemon, cl, command, argument, &reply->text);
     if (cl->state == CLIENT_ADMIN)
-        reply_send(c, cl);
+        replies_send(c->replies, cl);
+}
+
+/* Its uid gave all the commands that it may in this turn. One that is not known to command yet may
+ * speak: of these there are few (uid_half_open). */
+static bool must_wait(const struct control *c, const struct client *cl)
+{
+    return cl->state == CLIENT_ADMIN && cl->quota->commands_turn == c->turn &&
+           cl->quota->n_commands >= COMMANDS_A_TURN;
 }
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -357,13 +304,13 @@ static void client_ready(struct loop_watch *w, uint32_t events)
         if (events & LOOP_HUP)
             clients_close(c->config.clients, cl, CB_CLOSED_NO);
         else if (events & LOOP_WRITE)
-            reply_send(c, cl);
+            replies_send(c->replies, cl);
         return;
     }
     uint32_t lane_id = cl->lane_id;
     for (int i = 0; i < RECORDS_A_TURN; i++) {
         if (cl->state == CLIENT_FREE || cl->state == CLIENT_GONE || cl->lane_id != lane_id ||
-            cl->reply)
+            cl->reply || must_wait(c, cl))
             return;
         struct iovec iov = {.iov_base = record, .iov_len = sizeof record};
         struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};

@@ -5,8 +5,9 @@
  * READY too early or sends a command on a lane offends; so does any record that makes no sense: two
  * offences close it, a descriptor does at once.
  *
- * Commands answer in JSON (daemon/admin.h), sent in pieces as the socket takes them. Loop thread
- * only; nothing allocates after control_new. */
+ * Commands answer in JSON (daemon/admin.h), sent in pieces as the socket takes them; who finds no
+ * buffer free is told CB_BUSY (daemon/replies.h). Loop thread only; nothing allocates after
+ * control_new. */
 #ifndef CB_DAEMON_CONTROL_H
 #define CB_DAEMON_CONTROL_H
 
@@ -37,6 +38,8 @@ struct control *control_free(struct control *c); /* NULL is fine; returns NULL *
 int control_listen(struct control *c, int listen_fd);
 /* Serves a socket that is connected already; socket and lease are the control's in any case. */
 void control_adopt(struct control *c, int fd, const struct cb_lease *lease);
+/* Once before each serve of the loop: whoever gave all the commands of a turn may give more. */
+void control_begin_turn(struct control *c);
 /* From now on every HELLO is refused with CB_DRAINING. */
 void control_refuse_all(struct control *c);
 

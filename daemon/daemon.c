@@ -341,6 +341,7 @@ void daemon_turn(struct daemon *d)
 {
     uint64_t begun_ns = clock_now(d->config.clock);
     uint64_t model_ns = d->seen.model_ns;
+    control_begin_turn(d->control);
     (void)loop_serve(d->config.loop);
     if (d->state == DAEMON_STOPPED)
         return;

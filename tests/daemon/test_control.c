@@ -315,6 +315,96 @@ Test(control, one_connection_may_ask_many_times)
     nothing_left(s);
 }
 
+/* Asks again and again without reading, until no more is taken from the socket. */
+static void ask_and_never_read(struct peer *p)
+{
+    struct cb_admin record = {.head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_ADMIN},
+                              .command_bytes = 8,
+                              .command = "settings"};
+    for (int i = 0; i < 1000; i++) {
+        if (send(p->sock, &record, sizeof record, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+            return;
+        daemon_turn(p->sim->daemon);
+    }
+    cr_assert_fail("a thousand answers found room");
+}
+
+/* Four of these kept every operator out for as long as they liked. */
+Test(control, who_does_not_read_an_answer_is_closed)
+{
+    struct sim *s = fresh();
+    struct peer deaf[4], p;
+    for (int i = 0; i < 4; i++) {
+        peer_connect(&deaf[i], s, 1000);
+        ask_and_never_read(&deaf[i]);
+    }
+    peer_connect(&p, s, 0);
+    cr_assert_eq(peer_admin(&p, "status", "", text, sizeof text), CB_BUSY);
+    s->time.now_ns += 2100000000ull;
+    peer_turn(&p, 20);
+    cr_assert_eq(s->daemon->clients->n_connections, 1);
+    cr_assert_eq(peer_admin(&p, "status", "", text, sizeof text), CB_OK);
+    peer_close(&p);
+    for (int i = 0; i < 4; i++)
+        peer_close(&deaf[i]);
+    nothing_left(s);
+}
+
+Test(control, a_uid_gives_few_commands_a_turn_however_many_connections_it_has)
+{
+    enum { N = 20 };
+    struct sim *s = fresh();
+    struct peer p[N];
+    struct cb_admin record = {.head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_ADMIN},
+                              .command_bytes = 8,
+                              .command = "requests"};
+    uint32_t n_done = 0, n_turns = 0;
+    for (int i = 0; i < N; i++) {
+        peer_connect(&p[i], s, 1000);
+        cr_assert_eq(peer_admin(&p[i], "requests", "", text, sizeof text), CB_OK);
+    }
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < 4; k++)
+            peer_send(&p[i], &record, sizeof record);
+    while (n_done < 4 * N && n_turns++ < 10000) {
+        char reply[CB_RECORD_BYTES];
+        uint32_t n = 0;
+        daemon_turn(s->daemon);
+        for (int i = 0; i < N; i++)
+            while (recv(p[i].sock, reply, sizeof reply, MSG_DONTWAIT) > 0)
+                n++;
+        cr_assert_leq(n, 4);
+        n_done += n;
+    }
+    cr_assert_eq(n_done, 4 * N);
+    for (int i = 0; i < N; i++)
+        peer_close(&p[i]);
+    nothing_left(s);
+}
+
+Test(control, the_last_connections_are_for_those_who_may_administer)
+{
+    struct sim *s = fresh();
+    struct peer p[CLIENTS_SPARE + 8], root;
+    const uint32_t n = s->daemon->clients->n_clients - CLIENTS_RESERVED;
+    cr_assert_lt(n, sizeof p / sizeof *p);
+    for (uint32_t i = 0; i < n; i++) {
+        peer_connect(&p[i], s, 1000 + i % 2);
+        cr_assert_eq(peer_admin(&p[i], "requests", "", text, sizeof text), CB_OK);
+    }
+    struct cb_refused refused;
+    peer_connect(&p[n], s, 1002);
+    cr_assert_eq(peer_receive(&p[n], &refused), CB_RECORD_REFUSED);
+    cr_assert_eq(refused.status, CB_QUOTA);
+    peer_close(&p[n]);
+    peer_connect(&root, s, 0);
+    cr_assert_eq(peer_admin(&root, "status", "", text, sizeof text), CB_OK);
+    peer_close(&root);
+    for (uint32_t i = 0; i < n; i++)
+        peer_close(&p[i]);
+    nothing_left(s);
+}
+
 Test(control, what_touches_others_needs_authority)
 {
     struct sim *s = fresh();

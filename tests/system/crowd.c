@@ -33,9 +33,9 @@ uint32_t crowd_add_as(struct crowd *c, uid_t uid, crowd_fn *fn, void *arg)
     cr_assert_lt(c->n, CROWD_MAX);
     pid_t pid = fork();
     if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
         if (uid != geteuid() && (setgroups(0, NULL) || setgid(uid) || setuid(uid)))
             crowd_fail(c, "can't become uid %u", (unsigned)uid);
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* to change the user undoes it */
         fn(c, c->n, arg);
         crowd_move(c);
         _exit(0);
@@ -113,8 +113,10 @@ void crowd_fail(struct crowd *c, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    if (atomic_fetch_add(&c->shared->n_failed, 1) == 0)
+    if (atomic_fetch_add(&c->shared->n_claims, 1) == 0) {
         vsnprintf(c->shared->why, sizeof c->shared->why, format, args);
+        atomic_fetch_add(&c->shared->n_failed, 1);
+    }
     va_end(args);
     _exit(1);
 }

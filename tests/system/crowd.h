@@ -18,8 +18,8 @@ struct crowd_shared {
     _Atomic uint32_t n_moves;  /* anything that shows that it goes on */
     _Atomic uint32_t n_there;  /* members that reached what the test waits for */
     _Atomic uint32_t go;       /* set by the test */
-    _Atomic uint32_t n_failed; /* the first to add writes `why` */
-    _Atomic uint32_t flags[CROWD_MAX];
+    _Atomic uint32_t n_claims; /* the first to claim writes `why`, ... */
+    _Atomic uint32_t n_failed; /* ... which is whole once this is not 0 */
     char why[512];
 };
 

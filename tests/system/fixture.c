@@ -153,9 +153,9 @@ static void become(uid_t uid, const char *const *arguments, const char *run_dir)
                                        "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"};
     char *environment[16], variable[128];
     size_t n = 0;
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (uid != geteuid() && (setgroups(0, NULL) || setgid(uid) || setuid(uid)))
         _exit(125);
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* to change the user undoes it */
     for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++) {
         const char *value = getenv(kept[i]);
         if (value && asprintf(&environment[n], "%s=%s", kept[i], value) > 0)

@@ -59,7 +59,7 @@ static void victim(struct crowd *c, uint32_t i, void *arg)
         cb_request_init(&r);
         r.ids = prompt;
         r.n_ids = 100 - k;
-        r.max_new_tokens = 400;
+        r.max_new_tokens = 3000; /* without a cancel the others starve */
         r.flags = CB_IGNORE_EOS;
         r.user = k;
         member_expect(c, cb_submit(h, &r, &id) == 0, "%s", cb_message());

@@ -137,7 +137,7 @@ int control_hello_check(const struct cb_hello *hello, uint32_t detail[2])
 
 /* ---- handshake ------------------------------------------------------------------------------- */
 
-static void refuse(struct control *c, int fd, int status, const uint32_t detail[2])
+static void refuse_socket(struct control *c, int fd, int status, const uint32_t detail[2])
 {
     struct cb_refused refused = {
         .head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_REFUSED},
@@ -152,7 +152,7 @@ static void refuse(struct control *c, int fd, int status, const uint32_t detail[
 static void refuse_client(struct control *c, struct client *cl, int status,
                           const uint32_t detail[2])
 {
-    refuse(c, cl->sock.fd, status, detail);
+    refuse_socket(c, cl->sock.fd, status, detail);
     clients_close(c->config.clients, cl, CB_CLOSED_BYE);
 }
 
@@ -335,7 +335,7 @@ void control_adopt(struct control *c, int fd, const struct cb_lease *lease)
     uint32_t detail[2] = {0, 0};
     int status = clients_connect(c->config.clients, fd, &own, client_ready, &cl, detail);
     if (status) {
-        refuse(c, fd, status, detail);
+        refuse_socket(c, fd, status, detail);
         cb_lease_release(&own);
         close(fd);
     }
@@ -350,7 +350,7 @@ static bool accept_and_drop(struct control *c)
     int fd = accept4(c->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
         const uint32_t detail[2] = {0, 0};
-        refuse(c, fd, CB_QUOTA, detail);
+        refuse_socket(c, fd, CB_QUOTA, detail);
         close(fd);
     }
     c->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);

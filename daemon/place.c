@@ -5,7 +5,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,18 +18,6 @@
 #define SO_PASSRIGHTS 83
 #endif
 #define BACKLOG 128
-
-static int refuse(char *message, int error, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static int refuse(char *message, int error, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(message, PLACE_MESSAGE_MAX, format, args);
-    va_end(args);
-    return error;
-}
 
 int place_group(const char *name, const char *setting, gid_t *gidp, char *message)
 {

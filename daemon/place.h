@@ -16,9 +16,10 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
+#include "daemon/base/refuse.h"
 #include "daemon/settings.h"
 
-#define PLACE_MESSAGE_MAX 512
+#define PLACE_MESSAGE_MAX REFUSE_MESSAGE_MAX
 #define PLACE_PATH_MAX    104 /* sockaddr_un holds 107 bytes; the name while it is made is longer */
 
 struct place {

@@ -1,22 +1,12 @@
-/* One function sets everything: each source only finds pairs of name and value, and settings_set
- * knows kinds, bounds and words. inih splits the file into pairs; it is fed line by line by our own
- * reader, for only so do we know the number of the line a pair stood on, and that no line was
- * cut. */
+/* One function sets everything: sources (settings_load.c) only find pairs of name and value, and
+ * settings_set knows kinds, bounds and words. */
 #include "daemon/settings.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <ini.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
-#define FILE_BYTES_MAX 65536
-#define NAME_MAX_BYTES 63
 
 static const struct setting_row rows[SETTINGS_COUNT] = {
 #define X(name, kind, preset, least, most, unit, flags, meaning) \
@@ -68,18 +58,6 @@ static const struct other_name {
 };
 
 #define N_OTHER_NAMES (sizeof other_names / sizeof other_names[0])
-
-static int refuse(char *message, int error, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
-
-static int refuse(char *message, int error, const char *format, ...)
-{
-    va_list args;
-    va_start(args, format);
-    vsnprintf(message, SETTINGS_MESSAGE_MAX, format, args);
-    va_end(args);
-    return error;
-}
 
 const struct setting_row *settings_row(uint32_t i)
 {
@@ -273,10 +251,10 @@ void settings_value(const struct settings *set, uint32_t i, char text[SETTINGS_T
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Levenshtein's distance; both at most NAME_MAX_BYTES long. */
+/* Levenshtein's distance; both at most SETTINGS_NAME_MAX long. */
 static unsigned distance(const char *a, const char *b)
 {
-    unsigned row[NAME_MAX_BYTES + 1];
+    unsigned row[SETTINGS_NAME_MAX + 1];
     size_t n = strlen(b);
     for (size_t j = 0; j <= n; j++)
         row[j] = (unsigned)j;
@@ -310,7 +288,7 @@ static const char *nearest(const char *name)
     return best;
 }
 
-static int find_row(const char *name)
+int settings_find(const char *name)
 {
     for (int i = 0; i < SETTINGS_COUNT; i++)
         if (strcmp(rows[i].name, name) == 0)
@@ -329,14 +307,14 @@ static int find_other(const char *name)
 int settings_set(struct settings *set, const char *given, const char *value,
                  enum settings_source source, const struct settings_warn *warn, char *message)
 {
-    char name[NAME_MAX_BYTES + 1];
+    char name[SETTINGS_NAME_MAX + 1];
     size_t n = strlen(given);
-    if (n > NAME_MAX_BYTES)
+    if (n > SETTINGS_NAME_MAX)
         return refuse(message, -ENOENT, "no setting is called '%.64s...'", given);
     for (size_t i = 0; i <= n; i++)
         name[i] = given[i] == '-' ? '_' : given[i];
 
-    int i = find_row(name);
+    int i = settings_find(name);
     int other = i < 0 ? find_other(name) : -1;
     if (other >= 0) {
         const struct other_name *o = &other_names[other];
@@ -348,7 +326,7 @@ int settings_set(struct settings *set, const char *given, const char *value,
         }
         if (!o->to)
             return 0;
-        i = find_row(o->to);
+        i = settings_find(o->to);
     }
     if (i < 0)
         return refuse(message, -ENOENT, "no setting is called '%s'; the nearest is %s", name,
@@ -370,173 +348,7 @@ void settings_init(struct settings *set)
         (void)value_set((char *)set + offsets[i], &rows[i], rows[i].preset, message);
 }
 
-/* ---- the file -------------------------------------------------------------------------------- */
-
-struct file_read {
-    struct settings *set;
-    const struct settings_warn *warn;
-    const char *text, *end;
-    int line, error, error_line;
-    bool seen[SETTINGS_COUNT];
-    char *message;
-};
-
-/* fgets for inih. What it can't carry (a NUL, a line longer than its buffer) is our error: inih
- * would take the rest of such a line for another one. */
-static char *next_line(char *line, int cap, void *ctx)
-{
-    struct file_read *f = ctx;
-    if (f->error || f->text >= f->end)
-        return NULL;
-    size_t left = (size_t)(f->end - f->text);
-    const char *newline = memchr(f->text, '\n', left);
-    size_t n = newline ? (size_t)(newline - f->text) + 1 : left;
-    f->line++;
-    f->error_line = f->line;
-    if (n > (size_t)cap - 1)
-        f->error = refuse(f->message, -EINVAL, "the line is longer than %d bytes", cap - 2);
-    else if (memchr(f->text, 0, n))
-        f->error = refuse(f->message, -EINVAL, "the line holds a NUL");
-    if (f->error)
-        return NULL;
-    memcpy(line, f->text, n);
-    line[n] = 0;
-    f->text += n;
-    return line;
-}
-
-static int file_pair(void *ctx, const char *section, const char *name, const char *value)
-{
-    struct file_read *f = ctx;
-    if (f->error)
-        return 0;
-    f->error_line = f->line;
-    int i = find_row(name);
-    if (*section)
-        f->error = refuse(f->message, -EINVAL, "sections such as [%.64s] are not used", section);
-    else if (i >= 0 && f->seen[i])
-        f->error = refuse(f->message, -EINVAL, "%s is given twice or over two lines", name);
-    else
-        f->error = settings_set(f->set, name, value, SETTINGS_FILE, f->warn, f->message);
-    if (i >= 0)
-        f->seen[i] = true;
-    return f->error == 0;
-}
-
-int settings_text(struct settings *set, const char *path, const char *text, size_t n,
-                  const struct settings_warn *warn, char *message)
-{
-    char why[SETTINGS_MESSAGE_MAX];
-    struct file_read f = {.set = set, .warn = warn, .text = text, .end = text + n, .message = why};
-    int line = ini_parse_stream(next_line, &f, file_pair, &f);
-    if (f.error && (line <= 0 || line >= f.error_line))
-        return refuse(message, f.error, "%.200s line %d: %.280s", path, f.error_line, why);
-    if (line > 0)
-        return refuse(message, -EINVAL, "%.200s line %d: not of the form 'name = value'", path,
-                      line);
-    return 0;
-}
-
-int settings_file(struct settings *set, const char *path, const struct settings_warn *warn,
-                  char *message)
-{
-    struct stat st;
-    int r = 0;
-    char *text = NULL;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &st) < 0)
-        r = refuse(message, -errno, "can't read %.200s: %s", path, strerror(errno));
-    else if (!S_ISREG(st.st_mode) || st.st_size > FILE_BYTES_MAX)
-        r = refuse(message, -EINVAL, "%.200s is no file of at most %d bytes", path, FILE_BYTES_MAX);
-    else if (!(text = malloc((size_t)st.st_size + 1)))
-        r = refuse(message, -ENOMEM, "out of memory");
-    if (r == 0) {
-        ssize_t n = read(fd, text, (size_t)st.st_size);
-        r = n < 0 ? refuse(message, -errno, "can't read %.200s: %s", path, strerror(errno))
-                  : settings_text(set, path, text, (size_t)n, warn, message);
-    }
-    free(text);
-    if (fd >= 0)
-        close(fd);
-    return r;
-}
-
-/* ---- environment and command line ------------------------------------------------------------ */
-
-/* Others' variables may begin with CBD_ as well, so unknown ones are not our business. */
-static int load_environment(struct settings *set, char *const *env,
-                            const struct settings_warn *warn, char *message)
-{
-    char why[SETTINGS_MESSAGE_MAX];
-    for (char *const *e = env; e && *e; e++) {
-        char name[NAME_MAX_BYTES + 1];
-        size_t n = strcspn(*e, "=");
-        if (strncmp(*e, "CBD_", 4) != 0 || n - 4 > NAME_MAX_BYTES || (*e)[n] != '=')
-            continue;
-        for (size_t i = 4; i < n; i++)
-            name[i - 4] = (char)tolower((unsigned char)(*e)[i]);
-        name[n - 4] = 0;
-        if (find_row(name) < 0)
-            continue;
-        int r = settings_set(set, name, *e + n + 1, SETTINGS_ENVIRONMENT, warn, why);
-        if (r)
-            return refuse(message, r, "environment %.*s: %.400s", (int)n, *e, why);
-    }
-    return 0;
-}
-
-/* Splits argv[*i] (and takes argv[*i + 1]) into name and value. 0 or -EINVAL with message. */
-static int next_option(int argc, char *const *argv, int *i, char name[NAME_MAX_BYTES + 1],
-                       const char **valuep, char *message)
-{
-    const char *arg = argv[*i];
-    if (strncmp(arg, "--", 2) != 0 || arg[2] == 0)
-        return refuse(message, -EINVAL,
-                      "'%.64s' is no option; settings are --name value, see --help", arg);
-    size_t n = strcspn(arg + 2, "=");
-    if (n > NAME_MAX_BYTES)
-        return refuse(message, -EINVAL, "no setting is called '%.64s...'", arg + 2);
-    memcpy(name, arg + 2, n);
-    name[n] = 0;
-    if (arg[2 + n] == '=')
-        *valuep = arg + 3 + n;
-    else if (*i + 1 < argc)
-        *valuep = argv[++*i];
-    else
-        return refuse(message, -EINVAL, "--%s has no value", name);
-    return 0;
-}
-
-int settings_load(struct settings *set, int argc, char *const *argv, char *const *env,
-                  const struct settings_warn *warn, char *message)
-{
-    char name[NAME_MAX_BYTES + 1];
-    const char *value, *config = NULL;
-    settings_init(set);
-    for (char *const *e = env; e && *e; e++)
-        if (strncmp(*e, "CBD_CONFIG=", 11) == 0 && (*e)[11])
-            config = *e + 11;
-    for (int i = 1; i < argc; i++) {
-        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0)
-            return SETTINGS_HELP;
-        if (strcmp(argv[i], "--version") == 0 || strcmp(argv[i], "-V") == 0)
-            return SETTINGS_VERSION;
-        int r = next_option(argc, argv, &i, name, &value, message);
-        if (r)
-            return r;
-        if (strcmp(name, "config") == 0)
-            config = value;
-    }
-    int r = config ? settings_file(set, config, warn, message) : 0;
-    if (r == 0)
-        r = load_environment(set, env, warn, message);
-    for (int i = 1; i < argc && r == 0; i++) {
-        r = next_option(argc, argv, &i, name, &value, message);
-        if (r == 0 && strcmp(name, "config") != 0)
-            r = settings_set(set, name, value, SETTINGS_COMMAND_LINE, warn, message);
-    }
-    return r ? r : settings_check(set, message);
-}
+/* ---- all together ---------------------------------------------------------------------------- */
 
 int settings_check(const struct settings *set, char *message)
 {

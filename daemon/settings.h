@@ -2,7 +2,7 @@
  *
  * Defaults, then the file (--config or CBD_CONFIG), then the environment (CBD_NAME), then the
  * command line; later ones win. Filled once by main, then const, but for the rows marked LIVE,
- * which control.c changes by settings_set. Every refusal is one sentence: what was given, where,
+ * which an operator changes by settings_set. Every refusal is one sentence: what was given, where,
  * what is allowed, and for an unknown name the nearest one. */
 #ifndef CB_DAEMON_SETTINGS_H
 #define CB_DAEMON_SETTINGS_H
@@ -12,10 +12,12 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "daemon/base/refuse.h"
 #include "daemon/settings_table.h"
 
 #define SETTING_NONE         UINT64_MAX
-#define SETTINGS_MESSAGE_MAX 512
+#define SETTINGS_MESSAGE_MAX REFUSE_MESSAGE_MAX
+#define SETTINGS_NAME_MAX    63   /* no setting has a longer name */
 #define SETTINGS_TEXT_MAX    1024 /* any value as text, its 0 included */
 #define SETTING_LIVE         1
 
@@ -74,6 +76,8 @@ struct setting_row {
 
 /* Rows in the table's order, i < SETTINGS_COUNT. */
 const struct setting_row *settings_row(uint32_t i);
+/* The row of that name, exactly so written; -1: there is none. */
+int settings_find(const char *name);
 
 void settings_init(struct settings *set);
 
@@ -89,6 +93,19 @@ struct settings_warn {
 int settings_set(struct settings *set, const char *name, const char *value,
                  enum settings_source source, const struct settings_warn *warn, char *message);
 
+/* What no row can say alone. 0 or -EINVAL with message. */
+int settings_check(const struct settings *set, char *message);
+
+/* Value of row i as text that settings_set would take. */
+void settings_value(const struct settings *set, uint32_t i, char text[SETTINGS_TEXT_MAX]);
+/* "16..4096 tokens", "a|b|c", ... */
+void settings_bounds(const struct setting_row *row, char *text, size_t n);
+void settings_help(FILE *out);
+
+const char *settings_source_name(enum settings_source source);
+
+/* ---- sources: settings_load.c --------------------------------------------------------------- */
+
 /* Reads `name = value` lines. `path` is for messages; the first bad line ends it. */
 int settings_text(struct settings *set, const char *path, const char *text, size_t n,
                   const struct settings_warn *warn, char *message);
@@ -101,16 +118,5 @@ enum { SETTINGS_HELP = 1, SETTINGS_VERSION = 2 };
  * asked for; the rest was not looked at), or a negative errno with message. */
 int settings_load(struct settings *set, int argc, char *const *argv, char *const *env,
                   const struct settings_warn *warn, char *message);
-
-/* What no row can say alone. 0 or -EINVAL with message. */
-int settings_check(const struct settings *set, char *message);
-
-/* Value of row i as text that settings_set would take. */
-void settings_value(const struct settings *set, uint32_t i, char text[SETTINGS_TEXT_MAX]);
-/* "16..4096 tokens", "a|b|c", ... */
-void settings_bounds(const struct setting_row *row, char *text, size_t n);
-void settings_help(FILE *out);
-
-const char *settings_source_name(enum settings_source source);
 
 #endif

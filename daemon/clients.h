@@ -30,8 +30,8 @@
 #include "shm/segment.h"
 #include "shm/stats.h"
 
-/* Connections beside all lanes: for handshakes and commands, and the last of them only for those who
- * may administer. */
+/* Connections beside all lanes: for handshakes and commands, and the last of them only for those
+ * who may administer. */
 #define CLIENTS_SPARE       64
 #define CLIENTS_RESERVED    8
 #define CLIENTS_PATIENCE_NS 2000000000ull /* for a handshake, or to take a piece of an answer */

@@ -2,8 +2,9 @@
  *
  * An answer is built whole in one of a few buffers and then goes out in pieces, as the socket takes
  * them. While one is on its way, further commands of that connection wait in its socket. A client
- * that takes no piece of its answer for CLIENTS_PATIENCE_NS is closed: or four who do not read would
- * keep every operator from asking anything. Loop thread only; nothing allocates after replies_new. */
+ * that takes no piece of its answer for CLIENTS_PATIENCE_NS is closed: or four who do not read
+ * would keep every operator from asking anything. Loop thread only; nothing allocates after
+ * replies_new. */
 #ifndef CB_DAEMON_REPLIES_H
 #define CB_DAEMON_REPLIES_H
 

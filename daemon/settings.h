@@ -104,7 +104,7 @@ void settings_help(FILE *out);
 
 const char *settings_source_name(enum settings_source source);
 
-/* ---- sources: settings_load.c --------------------------------------------------------------- */
+/* ---- sources: settings_load.c ---------------------------------------------------------------- */
 
 /* Reads `name = value` lines. `path` is for messages; the first bad line ends it. */
 int settings_text(struct settings *set, const char *path, const char *text, size_t n,

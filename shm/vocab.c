@@ -76,7 +76,8 @@ static bool tokens_ok(const struct cb_vocab *v)
     const struct cb_vocab_header *h = v->header;
     bool ok = v->text_off[0] == 0 && v->text_off[h->n_tokens] == h->parts[CB_VOCAB_TEXT].bytes;
     for (uint32_t i = 0; i < h->n_tokens; i++) {
-        /* No shorter than the one before; a wrapped difference is above every maximum. */
+        /* Compared, not only subtracted: a million long tokens can wrap 32 bits and come back. */
+        ok &= v->text_off[i + 1] >= v->text_off[i];
         ok &= v->text_off[i + 1] - v->text_off[i] <= h->token_bytes_max;
         ok &= v->types[i] >= CB_TOKEN_NORMAL && v->types[i] <= CB_TOKEN_BYTE;
     }

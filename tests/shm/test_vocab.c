@@ -187,6 +187,44 @@ Test(vocab, each_check_of_attach_refuses)
     vocab_image_free(image);
 }
 
+/* Offsets that climb through all 32 bits, wrap, and end where the text does: each step is legal, but
+ * nearly every token lies outside. */
+Test(vocab, with_offsets_that_wrap_is_refused)
+{
+    const uint32_t n_tokens = (1u << 20) + 1;
+    struct vocab_image *image = small_image();
+    struct cb_vocab_header h = *(const struct cb_vocab_header *)vocab_image_data(image);
+    uint64_t end = sizeof h;
+    h.n_tokens = n_tokens;
+    h.n_merges = h.n_specials = 0;
+    h.merge_slots = h.token_slots = 2;
+    h.token_bytes_max = CB_VOCAB_TOKEN_BYTES_MAX;
+    const uint64_t bytes[CB_VOCAB_PARTS] = {[CB_VOCAB_TEXT_OFF] = 4 * (n_tokens + 1ull),
+                                            [CB_VOCAB_TEXT] = 4096,
+                                            [CB_VOCAB_TYPES] = n_tokens,
+                                            [CB_VOCAB_MERGE_SLOTS] = 8,
+                                            [CB_VOCAB_TOKEN_SLOTS] = 8};
+    for (int i = 0; i < CB_VOCAB_PARTS; i++) {
+        h.parts[i] = (struct cb_vocab_part){end, bytes[i]};
+        end += (bytes[i] + 7) & ~7ull;
+    }
+    h.total_bytes = end;
+
+    uint8_t *base = calloc(1, end);
+    memcpy(base, &h, sizeof h);
+    uint32_t *text_off = (uint32_t *)(void *)(base + h.parts[CB_VOCAB_TEXT_OFF].off);
+    for (uint32_t i = 0; i <= n_tokens; i++)
+        text_off[i] = i * 4096u;
+    memset(base + h.parts[CB_VOCAB_TYPES].off, CB_TOKEN_NORMAL, n_tokens);
+    memset(base + h.parts[CB_VOCAB_MERGE_SLOTS].off, 0xff, 8);
+    memset(base + h.parts[CB_VOCAB_TOKEN_SLOTS].off, 0xff, 8);
+    struct cb_vocab v;
+    cr_assert_eq(text_off[n_tokens], 4096, "back where the text ends");
+    cr_assert_eq(cb_vocab_attach(&v, base, end), -EBADMSG);
+    free(base);
+    vocab_image_free(image);
+}
+
 Test(vocab, without_an_empty_slot_is_refused)
 {
     struct vocab_image *image = small_image();

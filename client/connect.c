@@ -106,8 +106,10 @@ static int try_all(const char *instance, const struct cb_options *options)
             dir = getenv("CBD_RUNTIME_DIR");
         } else if (i == 1) {
             dir = getenv("XDG_RUNTIME_DIR");
-            if (dir && snprintf(path, sizeof(path), "%s/cbd", dir) < (int)sizeof(path))
+            if (dir) {
+                snprintf(path, sizeof(path), "%s/cbd", dir); /* cut: too long for a socket, too */
                 dir = path;
+            }
         } else if (i == 2) {
             dir = "/run/cbd";
         } else {
@@ -173,10 +175,10 @@ static int send_hello(const struct cb_handle *h, const struct cb_options *option
     };
     snprintf(hello.libc, sizeof(hello.libc), "glibc-%s", gnu_get_libc_version());
     snprintf(hello.name, sizeof(hello.name), "%s", name_of(options));
-    if (send(h->sock, &hello, sizeof(hello), MSG_NOSIGNAL) != (ssize_t)sizeof(hello))
-        return errno == EPIPE || errno == ECONNRESET
-                   ? cb_fail_at("the daemon hung up during the handshake", CB_LOST, 0, 0)
-                   : cb_fail_errno("sending HELLO", errno);
+    /* Who hung up already may have said why: that is read next. */
+    if (send(h->sock, &hello, sizeof(hello), MSG_NOSIGNAL) < 0 && errno != EPIPE &&
+        errno != ECONNRESET)
+        return cb_fail_errno("sending HELLO", errno);
     return 0;
 }
 
@@ -205,10 +207,11 @@ static int receive(int sock, void *record, int fds[N_DESCRIPTORS])
             return cb_fail_at("the daemon did not answer within 2 s", CB_TIMEOUT, 0, 0);
         poll(&p, 1, (int)((end - now) / 1000000u) + 1);
         n = recvmsg(sock, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        if (n >= 0 || (errno != EAGAIN && errno != EINTR))
+        /* ECONNRESET, told once: it closed without reading HELLO. A refusal may lie behind it. */
+        if (n >= 0 || (errno != EAGAIN && errno != EINTR && errno != ECONNRESET))
             break;
     }
-    if (n < 0 && errno != ECONNRESET)
+    if (n < 0)
         return cb_fail_errno("receiving WELCOME", errno);
     for (struct cmsghdr *c = n > 0 ? CMSG_FIRSTHDR(&message) : NULL; c;
          c = CMSG_NXTHDR(&message, c)) {

@@ -48,7 +48,8 @@ static int receive_all(int sock, struct answer *a)
         if (ready == 0)
             return cb_fail_at("the daemon did not answer within 10 s", CB_TIMEOUT, 0, 0);
         n = ready < 0 ? -1 : recv(sock, &piece, sizeof piece, MSG_DONTWAIT);
-        if (n < 0 && (errno == EINTR || errno == EAGAIN))
+        /* ECONNRESET, told once: it closed without reading. A refusal may lie behind it. */
+        if (n < 0 && (errno == EINTR || errno == EAGAIN || errno == ECONNRESET))
             continue;
         if (n <= 0)
             return cb_fail(CB_LOST);
@@ -91,9 +92,12 @@ int talk(const char *instance, const char *command, const char *argument, json_t
     sock = cb_connect_find(&options);
     if (sock < 0)
         return sock;
-    r = send(sock, &record, sizeof record, MSG_NOSIGNAL) == sizeof record
-            ? receive_all(sock, &answer)
-            : cb_fail(CB_LOST);
+    /* Who hung up already may have said why: that is read next. */
+    if (send(sock, &record, sizeof record, MSG_NOSIGNAL) < 0 && errno != EPIPE &&
+        errno != ECONNRESET)
+        r = cb_fail(CB_LOST);
+    else
+        r = receive_all(sock, &answer);
     if (answer.n)
         *replyp = json_loadb(answer.text, answer.n, JSON_DECODE_ANY, NULL);
     if (!r && !*replyp)

@@ -124,6 +124,12 @@ static bool shake_hands(struct fake *f)
     struct cb_lane_config config = {.lane_id = 5, .boot_id = {1, 2}, .fingerprint = {3, 4}};
     struct cb_why why;
     int fds[4];
+    if (f->config.refuse_unread) {
+        struct pollfd p = {f->conn, POLLIN, 0};
+        poll(&p, 1, 10000);
+        refuse(f);
+        return false;
+    }
     if (!read_record(f, &hello) || f->config.hang_up_early)
         return false;
     if (f->config.never_answer)

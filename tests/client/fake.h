@@ -18,6 +18,7 @@ enum { FAKE_VOCAB = 600, FAKE_CONTEXT = 4096 };
 
 struct fake_config {
     int refuse;         /* a status: answer REFUSED with it, and the two numbers 7 and 8 */
+    bool refuse_unread; /* refuse when HELLO has come, but without reading it */
     bool hang_up_early; /* close after HELLO */
     bool never_answer;  /* keep HELLO's sender waiting */
     void (*spoil)(struct cb_welcome *welcome); /* change WELCOME before it is sent */

@@ -108,6 +108,16 @@ Test(connect, refusals_come_with_their_numbers)
     fake_stop(f);
 }
 
+/* As the daemon does when it can't even take the connection in. */
+Test(connect, a_refusal_arrives_even_if_hello_was_never_read)
+{
+    struct fake *f = fake_start(&(struct fake_config){.refuse = CB_QUOTA, .refuse_unread = true});
+    struct cb_handle *h;
+    cr_assert_eq(open_at(&h, fake_dir(f)), CB_QUOTA);
+    expect_message("7 of a resource are needed, this user may have 8");
+    fake_stop(f);
+}
+
 Test(connect, a_daemon_that_hangs_up_or_never_answers)
 {
     struct fake *f = fake_start(&(struct fake_config){.hang_up_early = true});

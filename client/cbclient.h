@@ -367,7 +367,7 @@ CB_API int cb_times(struct cb_handle *h, uint64_t id, const uint64_t **nsp, size
 
 struct cb_result {
     uint64_t id, user;
-    uint64_t seed;           /* the one used, drawn or given */
+    uint64_t seed;           /* the one used: given, or drawn below 2^53 */
     uint32_t end;            /* enum cb_end; CB_END_NONE: it still runs, or was rejected */
     int32_t status;          /* 0, or why it was rejected or failed */
     uint32_t detail[2];      /* of status */

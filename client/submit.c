@@ -187,12 +187,13 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
+/* Below 2^53: a reader of JSON that keeps numbers as doubles can give it back to repeat a request. */
 static uint64_t next_seed_locked(struct cb_handle *h)
 {
     uint64_t z = h->seed_state += 0x9e3779b97f4a7c15u; /* splitmix64 */
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
+    return (z ^ z >> 31) >> 11;
 }
 
 /* Room for the prompt and the options behind it, in one piece. */
@@ -336,9 +337,10 @@ int cb_submit_many(struct cb_handle *h, const struct cb_request *requests, size_
 
 struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id)
 {
-    struct cb_held *q = &h->held[CB_ID_SLOT(id)];
+    struct cb_held *q;
     if (CB_ID_SLOT(id) >= h->geometry.n_slots || !id)
         return NULL;
+    q = &h->held[CB_ID_SLOT(id)];
     return atomic_load_explicit(&q->id, memory_order_relaxed) == id && !q->abandoned ? q : NULL;
 }
 

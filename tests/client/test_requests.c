@@ -86,6 +86,22 @@ Test(request, seeds_are_drawn_unless_given)
     stop(p);
 }
 
+Test(request, drawn_seeds_survive_json)
+{
+    struct pair p = start_plain();
+    struct cb_request r = request_of(ids3, 3, 1);
+    for (int i = 0; i < 20; i++) {
+        struct cb_result result;
+        uint64_t id;
+        cr_assert_eq(cb_submit(p.h, &r, &id), 0);
+        take_all(p.h, id, 5);
+        cr_assert_eq(cb_result(p.h, id, &result), 0);
+        cr_assert_lt(result.seed, 1ull << 53);
+        cb_release(p.h, id);
+    }
+    stop(p);
+}
+
 Test(request, stops_say_which)
 {
     struct pair p = start_plain();

@@ -66,6 +66,18 @@ static int map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct c
     return 0;
 }
 
+/* Every page, now and not at the first touch: where there is no room, this fails, and nobody dies
+ * of SIGBUS later. */
+static int allocate(int fd, size_t bytes)
+{
+    int r;
+
+    do {
+        r = fallocate(fd, 0, 0, (off_t)bytes);
+    } while (r < 0 && errno == EINTR);
+    return r;
+}
+
 /* A memfd of `bytes`, every page allocated, 0600, not yet sealed. */
 static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *why)
 {
@@ -90,11 +102,7 @@ static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *w
         return fail(why, "can't make shared memory",
                     errno == EMFILE || errno == ENFILE ? "raise the limit of open files (ulimit -n)"
                                                        : NULL);
-    /* Now, not at the first touch: without room the lane is refused here, not killed by SIGBUS. */
-    do {
-        r = fallocate(fd, 0, 0, (off_t)bytes);
-    } while (r < 0 && errno == EINTR);
-    if (r < 0) {
+    if (allocate(fd, bytes) < 0) {
         r = fail(why, what, advice);
         close_fd(fdp);
         return r;
@@ -287,6 +295,15 @@ static int open_exclusive(struct cb_status_segment *s, const char *instance, str
     return r;
 }
 
+/* Between open and lock another daemon of this uid may think the file dead and unlink it: it holds
+ * the lock for that moment, and the file has no name afterwards. False: so it was. */
+static bool lock_new(int fd)
+{
+    struct stat st;
+
+    return flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0;
+}
+
 int cb_status_segment_make(struct cb_status_segment *s, const char *instance, size_t bytes,
                            mode_t mode, gid_t group, struct cb_why *why)
 {
@@ -297,11 +314,11 @@ int cb_status_segment_make(struct cb_status_segment *s, const char *instance, si
     r = open_exclusive(s, instance, why);
     if (r)
         return r;
-    /* Between open and lock another daemon of this uid may think the file dead and unlink it: it
-     * then holds the lock for that moment. Only monitoring by name would suffer. */
-    if (flock(s->lock_fd, LOCK_EX | LOCK_NB) < 0) {
+    if (!lock_new(s->lock_fd)) {
+        s->name[0] = 0; /* by now it is the other daemon's, not ours to unlink */
+        errno = EEXIST;
         r = fail(why, "another daemon took the STATUS page at the same moment", "start again");
-    } else if (fallocate(s->lock_fd, 0, 0, (off_t)bytes) < 0) {
+    } else if (allocate(s->lock_fd, bytes) < 0) {
         snprintf(what, sizeof what, "no room in /dev/shm for %zu KiB", (bytes + 1023) / 1024);
         r = fail(why, what, "remove files there, or mount it larger (size=, --shm-size)");
     } else {

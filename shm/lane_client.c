@@ -265,6 +265,9 @@ void cb_lane_client_slot(const struct cb_lane_client *lc, uint32_t slot, struct 
     view->emitted = cb_lane_client_emitted(lc, slot);
     /* Relaxed, all of them: ordered by ctl. */
     view->out_cap = cb_load32(&from->out_cap, CB_RELAXED);
+    /* By the very number that the run is checked for, should DOWN change in between. */
+    if (view->emitted > view->out_cap)
+        view->emitted = view->out_cap;
     view->ids = pool_at(lc, cb_load64(&from->out_off, CB_RELAXED), view->out_cap, 4);
     view->times = pool_at(lc, cb_load64(&from->times_off, CB_RELAXED), view->out_cap, 8);
     view->finish = cb_load32(&from->finish, CB_RELAXED);

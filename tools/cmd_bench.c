@@ -182,9 +182,10 @@ static void client_main(const struct bench *bench, struct table *table, uint32_t
     for (uint64_t i = 0; i < (uint64_t)c.first * bench->n_prompt; i++)
         next_random(&state);
     for (size_t i = 0; i < (size_t)c.n * bench->n_prompt; i++) {
+        uint32_t first = info.n_vocab > FIRST_ID ? FIRST_ID : 0;
         uint32_t last = info.n_vocab < LAST_ID ? info.n_vocab : LAST_ID;
 
-        c.ids[i] = FIRST_ID + (uint32_t)(next_random(&state) % (last - FIRST_ID));
+        c.ids[i] = first + (uint32_t)(next_random(&state) % (last - first));
     }
     for (uint32_t round = 1; round <= ROUNDS * bench->repeats && !atomic_load(&table->failed);
          round++) {

@@ -202,13 +202,16 @@ static bool line_stop_ids(const struct place *at, const json_t *list, struct pro
     return true;
 }
 
-/* A number of [least, most], whole or not. */
+/* A number of [least, most], whole or not; else *v stays. */
 static bool line_number(const struct place *at, const char *key, const json_t *value, double least,
                         double most, double *v)
 {
-    *v = json_number_value(value);
-    if (json_is_number(value) && *v >= least && *v <= most)
+    double number = json_number_value(value);
+
+    if (json_is_number(value) && number >= least && number <= most) {
+        *v = number;
         return true;
+    }
     cbctl_complain(at->ctl, "%s, line %zu: \"%s\" is no number from %g to %g", at->file, at->line,
                    key, least, most);
     return false;

@@ -33,7 +33,7 @@ BASE_CFLAGS := -std=c17 -D_GNU_SOURCE -I. -O2 -g $(WARN) -fPIC -fvisibility=hidd
                -ffp-contract=off -fno-math-errno -MMD -MP $(SAN)
 # Sanitized kernels: at -O3, or with -g, a file takes the compiler many minutes.
 KERNEL_CFLAGS := $(if $(SAN),-O1 -g1,-O3) -mfma
-LIBS := -luring -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lncurses -ltinfo -lm -pthread
+LIBS := -luring -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lm -pthread
 
 ifeq ($(V),0)
 Q := @
@@ -80,7 +80,7 @@ EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard cl
 FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbctl.c),$(BUILD)/cbctl)
 SANITIZER_OBJ := $(if $(filter tsan,$(VARIANT)),$(OBJ)/tests/sanitizer.o)
-CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a $(BUILD)/cbclient.pc)
+CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
 .PHONY: all deps explore model demo check test bench asan tsan fuzz soak format lint install uninstall help clean \
         distclean tests
@@ -142,8 +142,6 @@ $(BUILD)/libcbclient.so: $(call objs,$(CLIENT_SRC) $(SHM_SRC)) client/cbclient.m
 comma := ,
 $(BUILD)/libcbclient.a: $(call objs,$(CLIENT_SRC) $(SHM_SRC))
 	$(archive)
-$(BUILD)/cbclient.pc: client/cbclient.pc.in
-	$(Q)mkdir -p $(@D) && sed 's|@PREFIX@|$(PREFIX)|g' $< > $@
 # As a user would: <cbclient.h>, and nothing else of ours.
 $(OBJ)/client/examples/%.o: EXTRA_CFLAGS += -Iclient
 $(BUILD)/examples/%: $(OBJ)/client/examples/%.o $(BUILD)/libcbclient.a
@@ -231,9 +229,9 @@ lint: ## Spacing, manual pages, and clang's warnings over the whole tree
 	mandoc -T lint -W warning $(wildcard */*.[1-8])
 	$(MAKE) --no-print-directory CC=clang OBJ=obj/clang BUILD=build/clang all tests
 install: all ## Install into PREFIX (default /usr/local); DESTDIR is honoured
-	@tools/install.sh install "$(DESTDIR)$(PREFIX)" $(BUILD)
+	@tools/install.sh install "$(DESTDIR)" "$(PREFIX)" $(BUILD)
 uninstall: ## Remove what install put there
-	@tools/install.sh uninstall "$(DESTDIR)$(PREFIX)" $(BUILD)
+	@tools/install.sh uninstall "$(DESTDIR)" "$(PREFIX)" $(BUILD)
 clean: ## Remove what was built; keeps the model
 	rm -rf obj && find build -mindepth 1 -maxdepth 1 -not -name models -exec rm -rf {} + 2>/dev/null || true
 distclean: ## Remove everything built or fetched

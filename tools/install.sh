@@ -1,7 +1,8 @@
 #!/bin/sh
-# install.sh install|uninstall PREFIX BUILD: the programs, the library, its header, the manual pages.
+# install.sh install|uninstall DESTDIR PREFIX BUILD: the programs, the library, its header, the manual
+# pages. DESTDIR is where a package is put together, and may be empty; PREFIX is where it will lie.
 set -eu
-action=$1 prefix=$2 build=$3
+action=$1 prefix=$2$3 build=$4
 put() { # MODE FILE DIRECTORY
     if [ "$action" = install ]; then
         install -D -m "$1" "$2" "$prefix/$3/$(basename "$2")"
@@ -13,13 +14,16 @@ put 755 "$build/cbd" sbin
 put 755 "$build/cbctl" bin
 put 755 "$build/libcbclient.so" lib
 put 644 "$build/libcbclient.a" lib
-put 644 "$build/cbclient.pc" lib/pkgconfig
 put 644 client/cbclient.h include
 for page in */*.[1-8]; do
     put 644 "$page" "share/man/man${page##*.}"
 done
 if [ "$action" = install ]; then
     ln -sf libcbclient.so "$prefix/lib/libcbclient.so.1"
+    mkdir -p "$prefix/lib/pkgconfig"
+    # Written now: only now is it certain which PREFIX it is.
+    sed "s|@PREFIX@|$3|g" client/cbclient.pc.in >"$prefix/lib/pkgconfig/cbclient.pc"
+    chmod 644 "$prefix/lib/pkgconfig/cbclient.pc"
 else
-    rm -f "$prefix/lib/libcbclient.so.1"
+    rm -f "$prefix/lib/libcbclient.so.1" "$prefix/lib/pkgconfig/cbclient.pc"
 fi

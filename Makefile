@@ -98,8 +98,9 @@ $(OBJ)/%.o: %.c Makefile
 	$(Q)mkdir -p $(@D) && $(CC) $(BASE_CFLAGS) $(EXTRA_CFLAGS) $(CFLAGS) -c $< -o $@
 
 $(OBJ)/kernels/%.o: EXTRA_CFLAGS += $(KERNEL_CFLAGS)
-# One thread runs the reference backend, on memory of its own: watching every load of it finds nothing.
-$(OBJ)/kernels/reference/%.o: EXTRA_CFLAGS += $(if $(filter tsan,$(VARIANT)),-fno-sanitize=thread)
+# The reference backend and the oracle run on one thread and its own memory: watching their loads finds nothing.
+$(OBJ)/kernels/reference/%.o $(OBJ)/tests/kernels/oracle%.o: \
+    EXTRA_CFLAGS += $(if $(filter tsan,$(VARIANT)),-fno-sanitize=thread)
 $(OBJ)/tests/kernels/%.o: EXTRA_CFLAGS += -mfma
 
 define level_rule

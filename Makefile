@@ -79,7 +79,7 @@ BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tes
 EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard client/examples/*.c))
 FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbctl.c),$(BUILD)/cbctl)
-SANITIZER_OBJ := $(if $(filter tsan,$(VARIANT)),$(OBJ)/tests/sanitizer.o)
+SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
 .PHONY: all deps explore model demo check test bench asan tsan fuzz soak format lint install uninstall help clean \
@@ -148,7 +148,7 @@ $(OBJ)/client/examples/%.o: EXTRA_CFLAGS += -Iclient
 $(BUILD)/examples/%: $(OBJ)/client/examples/%.o $(BUILD)/libcbclient.a
 	$(link_prog)
 
-$(PROGS) $(EXAMPLES) $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS): $(SANITIZER_OBJ)
+$(TEST_PROGS) $(if $(filter tsan,$(VARIANT)),$(PROGS) $(EXAMPLES) $(SINGLE_PROGS) $(BENCH_PROGS)): $(SANITIZER_OBJ)
 
 # ---- tests -----------------------------------------------------------------------------------------
 

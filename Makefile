@@ -52,7 +52,7 @@ TOOLS_SRC  := $(filter-out tools/cbctl.c,$(wildcard tools/*.c))
 
 # kernels/cpu: files named here are compiled once an instruction set, with -DCPU_LEVEL=<level>.
 CPU_LEVELS := scalar avx2 avx512vnni avx512bf16
-CPU_LEVEL_SRC := $(wildcard $(addprefix kernels/cpu/,$(addsuffix .c,matmul linear mlp qkv head attention rmsnorm rope embed quant level)))
+CPU_LEVEL_SRC := $(wildcard $(addprefix kernels/cpu/,$(addsuffix .c,matmul linear mlp qkv head attention attention_span rmsnorm rope embed quant level)))
 KERNELS_SRC := $(filter-out $(CPU_LEVEL_SRC),$(wildcard kernels/*.c kernels/reference/*.c kernels/cpu/*.c))
 LEVEL_scalar     := -mfma -mf16c
 LEVEL_avx2       := -mavx2 -mfma -mf16c

@@ -131,7 +131,8 @@ int cb_connect_find(const struct cb_options *options)
 {
     const char *instance = options->instance ? options->instance : "default";
     if (!*instance || strchr(instance, '/') || instance[0] == '.')
-        return cb_fail_at("instance", CB_INVALID, 0, 0);
+        return cb_fail_at("instance, a name without '/' and without '.' in front", CB_INVALID, 0,
+                          0);
     uint64_t begin = cb_now_ns();
     for (;;) {
         int r = try_all(instance, options);

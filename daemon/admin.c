@@ -169,11 +169,15 @@ static int command_requests(struct daemon *d, const struct client *who, const ch
 static int command_settings(struct daemon *d, const struct client *who, const char *argument,
                             struct buf *reply)
 {
-    char text[SETTINGS_TEXT_MAX];
+    char text[SETTINGS_TEXT_MAX], message[SETTINGS_MESSAGE_MAX];
+    int only = *argument ? settings_meant(argument, message) : -1;
     (void)who;
-    (void)argument;
+    if (*argument && only < 0)
+        return fail(reply, CB_BAD_SETTING, message);
     buf_open(reply, "settings", '[');
     for (uint32_t i = 0; i < SETTINGS_COUNT; i++) {
+        if (only >= 0 && i != (uint32_t)only)
+            continue;
         const struct setting_row *row = settings_row(i);
         buf_open(reply, NULL, '{');
         buf_string(reply, "name", row->name);

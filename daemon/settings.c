@@ -304,15 +304,39 @@ static int find_other(const char *name)
     return -1;
 }
 
-int settings_set(struct settings *set, const char *given, const char *value,
-                 enum settings_source source, const struct settings_warn *warn, char *message)
+/* A name with `_` for each `-`: 0, or -ENOENT with message for one longer than any. */
+static int plain_name(const char *given, char name[SETTINGS_NAME_MAX + 1], char *message)
 {
-    char name[SETTINGS_NAME_MAX + 1];
     size_t n = strlen(given);
     if (n > SETTINGS_NAME_MAX)
         return refuse(message, -ENOENT, "no setting is called '%.64s...'", given);
     for (size_t i = 0; i <= n; i++)
         name[i] = given[i] == '-' ? '_' : given[i];
+    return 0;
+}
+
+int settings_meant(const char *given, char *message)
+{
+    char name[SETTINGS_NAME_MAX + 1];
+    int r = plain_name(given, name, message);
+    if (r)
+        return r;
+    int i = settings_find(name);
+    int other = i < 0 ? find_other(name) : -1;
+    if (other >= 0 && other_names[other].to)
+        i = settings_find(other_names[other].to);
+    return i >= 0 ? i
+                  : refuse(message, -ENOENT, "no setting is called '%s'; the nearest is %s", name,
+                           nearest(name));
+}
+
+int settings_set(struct settings *set, const char *given, const char *value,
+                 enum settings_source source, const struct settings_warn *warn, char *message)
+{
+    char name[SETTINGS_NAME_MAX + 1];
+    int r = plain_name(given, name, message);
+    if (r)
+        return r;
 
     int i = settings_find(name);
     int other = i < 0 ? find_other(name) : -1;
@@ -334,7 +358,7 @@ int settings_set(struct settings *set, const char *given, const char *value,
     if (source == SETTINGS_OPERATOR && !(rows[i].flags & SETTING_LIVE))
         return refuse(message, -EPERM, "%s can't change while the daemon runs; restart it",
                       rows[i].name);
-    int r = value_set((char *)set + offsets[i], &rows[i], value, message);
+    r = value_set((char *)set + offsets[i], &rows[i], value, message);
     if (r == 0)
         set->sources[i] = (uint8_t)source;
     return r;

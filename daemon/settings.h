@@ -78,6 +78,9 @@ struct setting_row {
 const struct setting_row *settings_row(uint32_t i);
 /* The row of that name, exactly so written; -1: there is none. */
 int settings_find(const char *name);
+/* The row that a name means, with `-` for `_`, or another's word for it (scheduler_type); -ENOENT with
+ * message, which suggests the nearest. */
+int settings_meant(const char *name, char *message);
 
 void settings_init(struct settings *set);
 

@@ -55,7 +55,8 @@ static int file_pair(void *ctx, const char *section, const char *name, const cha
     if (f->error)
         return 0;
     f->error_line = f->line;
-    int i = settings_find(name);
+    char unused[SETTINGS_MESSAGE_MAX];
+    int i = settings_meant(name, unused);
     if (*section)
         f->error = refuse(f->message, -EINVAL, "sections such as [%.64s] are not used", section);
     else if (i >= 0 && f->seen[i])

@@ -25,12 +25,12 @@
  X(log_level,              CHOICE,        "info",    0, 0, "error|warning|info|debug", LIVE, "least important lines that are logged") \
  X(backend,                CHOICE,        "cpu",     0, 0, "cpu|reference",     0,    "who does the arithmetic") \
  X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni|avx512bf16", 0, "instruction set of the cpu backend; results are the same on all") \
- X(threads,                OPTIONAL,      "none",    1, 1024, "threads",        0,    "threads of the cpu backend; none: one a physical core") \
+ X(threads,                OPTIONAL,      "none",    1, 256, "threads",         0,    "threads of the cpu backend; none: one a physical core") \
  X(kv_dtype,               CHOICE,        "auto",    0, 0, "auto|bf16|f32",     0,    "type of cached keys and values; auto: f32 on reference, else bf16") \
  X(page_size,              NUMBER,        "256",     4, 65536, "tokens",        0,    "tokens a block of the cache; a multiple of 16 on cpu") \
  X(num_blocks,             OPTIONAL,      "none",    1, 16777216, "blocks",     0,    "size of the cache; none: by max_memory_percent") \
  X(max_batch_tokens,       OPTIONAL,      "none",    1, 65536, "tokens",        0,    "query tokens a step; none: 512") \
- X(max_memory_percent,     OPTIONAL_REAL, "none",    0, 1, "share",             0,    "share of available memory that the cache may take; none: 0.6, at most eight contexts") \
+ X(max_memory_percent,     OPTIONAL_REAL, "none",    0.001, 1, "share",         0,    "share of available memory that the cache may take; none: 0.6, at most eight contexts") \
  X(max_requests_per_batch, OPTIONAL,      "none",    1, 4096, "requests",       0,    "requests a step; none: 1024, at most max_batch_tokens") \
  X(max_blocks_per_request, OPTIONAL,      "none",    0, 1048576, "blocks",      0,    "up to so many blocks decoding is free of the read budget; none: 0") \
  X(scheduler,              CHOICE,        "fifo",    0, 0, "fifo|prefill_first", 0,   "who runs first; also written scheduler_type") \

@@ -21,7 +21,7 @@ static const struct command {
     {"clients", cmd_admin, "who is connected, and what each holds"},
     {"requests", cmd_admin, "what runs and what waits"},
     {"settings", cmd_admin, "every setting with its value; `settings KEY VALUE` changes one"},
-    {"cancel", cmd_admin, "end a request, as `requests` names it"},
+    {"cancel", cmd_admin, "end a request, or all of a lane, as `requests` names them"},
     {"drain", cmd_admin, "finish what was accepted, take nothing new, then stop"},
     {"stop", cmd_admin, "stop now; what runs ends with an error"},
 };
@@ -47,8 +47,8 @@ bool cbctl_number(const struct cbctl *ctl, const char *option, const char *text,
     errno = 0;
     v = strtod(text, &end);
     if (end == text || *end || errno || !(v >= least && v <= most)) {
-        cbctl_complain(ctl, "%s is \"%s\", which is no number from %g to %g", option, text, least,
-                       most);
+        cbctl_complain(ctl, "%s is \"%s\", which is no number from %.10g to %.10g", option, text,
+                       least, most);
         return false;
     }
     *valuep = v;
@@ -114,6 +114,7 @@ int main(int argc, char **argv)
     const struct argp argp = {options,     parse, "COMMAND [ARGUMENT...]", doc, NULL,
                               help_filter, NULL};
     struct start start = {0};
+    char called[32];
 
     argp_program_version = cb_version();
     argp_err_exit_status = CBCTL_USAGE;
@@ -122,6 +123,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; i < N_COMMANDS; i++) {
         if (strcmp(argv[start.first], commands[i].name) == 0) {
             start.ctl.command = commands[i].name;
+            snprintf(called, sizeof called, "cbctl %s", commands[i].name);
+            argv[start.first] = called; /* how argp calls it when it complains */
             return commands[i].run(&start.ctl, argc - start.first, argv + start.first);
         }
     }

@@ -165,7 +165,8 @@ static const struct form {
     {"settings", 0, 2, "[KEY [VALUE]]",
      "Every setting with its value, one of them, or a new value for one that may change while the "
      "daemon runs."},
-    {"cancel", 1, 1, "ID", "Ends a request; ID as `cbctl requests` prints it."},
+    {"cancel", 1, 1, "LANE[:SLOT]",
+     "Ends a request, or all of a lane; LANE and SLOT as `cbctl requests` prints them."},
     {"drain", 0, 0, NULL, "Finishes what was accepted, takes nothing new, then stops the daemon."},
     {"stop", 0, 0, NULL, "Stops the daemon now; what runs ends with an error."},
 };

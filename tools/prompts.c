@@ -212,8 +212,8 @@ static bool line_number(const struct place *at, const char *key, const json_t *v
         *v = number;
         return true;
     }
-    cbctl_complain(at->ctl, "%s, line %zu: \"%s\" is no number from %g to %g", at->file, at->line,
-                   key, least, most);
+    cbctl_complain(at->ctl, "%s, line %zu: \"%s\" is no number from %.10g to %.10g", at->file,
+                   at->line, key, least, most);
     return false;
 }
 
@@ -259,11 +259,11 @@ static bool line_option(const struct place *at, const char *key, const json_t *v
     return ok;
 }
 
-static bool line_add(struct prompts *list, const struct place *at, const char *line,
+static bool line_add(struct prompts *list, const struct place *at, const char *line, size_t bytes,
                      const struct cb_request *defaults)
 {
     json_error_t error;
-    json_t *o = json_loads(line, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error), *value;
+    json_t *o = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error), *value;
     struct prompt *p;
     const char *key;
 
@@ -290,15 +290,20 @@ bool prompts_add_file(struct prompts *list, const char *file, const struct cb_re
     FILE *f = strcmp(file, "-") == 0 ? stdin : fopen(file, "r");
     struct place at = {list->ctl, file, 0};
     size_t room = 0;
+    ssize_t n;
     char *line = NULL;
     bool ok = f != NULL;
 
     if (!f)
         cbctl_complain(list->ctl, "can't open %s: %s", file, strerror(errno));
-    while (ok && getline(&line, &room, f) > 0) {
+    while (ok && (n = getline(&line, &room, f)) > 0) {
         at.line++;
-        if (line[strspn(line, " \t\r\n")] != '\0')
-            ok = line_add(list, &at, line, defaults);
+        if (strspn(line, " \t\r\n") < (size_t)n)
+            ok = line_add(list, &at, line, (size_t)n, defaults);
+    }
+    if (ok && ferror(f)) {
+        cbctl_complain(list->ctl, "can't read %s: %s", file, strerror(errno));
+        ok = false;
     }
     free(line);
     if (f && f != stdin)

@@ -54,7 +54,7 @@ INLINE v16 v_load_n(const float *p, uint32_t n)
 }
 INLINE void v_store_n(float *p, v16 a, uint32_t n)
 {
-    _mm512_mask_storeu_ps(p, (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1), a);
+    _mm512_mask_storeu_ps(p, n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1), a);
 }
 INLINE v16 v_add(v16 a, v16 b)
 {

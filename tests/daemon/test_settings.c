@@ -183,6 +183,9 @@ Test(settings, a_bad_file_says_which_line)
         {"[cache]\npage_size = 16\n", "sections"},
         {"page_size = 16\npage_size = 32\n", "twice"},
         {"model = a\n  b\n", "line 2"},
+        {"page_size = 16\nblock_size = 16\n", "line 2"}, /* two names of one setting */
+        {"scheduler_type = fifo\nscheduler = fifo\n", "twice"},
+        {"max_memory_percent = 0\n", "0.001..1"}, /* would be taken for none */
         {"model =\n\n= 3\n", "line 3"},
         {"[cache\n", "line 1"},
     };
@@ -261,6 +264,19 @@ Test(settings, an_operator_sets_live_rows_only)
     cr_assert_eq(s.spin_us, 7);
     cr_assert_eq(settings_set(&s, "page_size", "16", SETTINGS_OPERATOR, NULL, message), -EPERM);
     cr_assert_eq(s.page_size, 256);
+}
+
+Test(settings, are_found_by_any_of_their_names)
+{
+    cr_assert_str_eq(settings_row((uint32_t)settings_meant("page_size", message))->name,
+                     "page_size");
+    cr_assert_str_eq(settings_row((uint32_t)settings_meant("page-size", message))->name,
+                     "page_size");
+    cr_assert_str_eq(settings_row((uint32_t)settings_meant("scheduler_type", message))->name,
+                     "scheduler");
+    cr_assert_eq(settings_meant("page_sice", message), -ENOENT);
+    cr_assert(strstr(message, "page_size"), "%s", message);
+    cr_assert_eq(settings_meant("seed", message), -ENOENT, "a name of others', but no setting");
 }
 
 /* All of a file, 0-terminated. */

@@ -1,4 +1,4 @@
-/* tests/sanitizer/tsan.c - linked into every program of the ThreadSanitizer build, and into no other.
+/* tests/sanitizer.c - linked into every program of the ThreadSanitizer build, and into no other.
  *
  * Criterion keeps what it shares with its test processes in an arena at an address of its own
  * choice, 2^45 + 2^24 * rand_r(), taken modulo 2^22, mapped with MAP_FIXED. ThreadSanitizer refuses

@@ -1,0 +1,90 @@
+/* What cbctl complains of, in which words, and that it does not complain of less than there is. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "tests/system/fixture.h"
+
+TestSuite(complaints, .timeout = 60);
+
+static void begin(struct system *s, const char *setting, const char *value)
+{
+    system_init(s);
+    system_start(s, SETTINGS("--model", "null", setting, value));
+}
+
+/* Runs it and expects this exit status and these words in what it complains of. */
+static void complains(const struct system *s, const char *input, const char *const *words,
+                      int status, const char *says)
+{
+    const char *arguments[16] = {"-i", s->instance};
+    for (size_t n = 2; *words && n < 15; words++)
+        arguments[n++] = *words;
+    struct output o = system_run(s, input, "cbctl", arguments);
+    cr_assert_eq(o.status, status, "%s ended with %d: %s", arguments[2], o.status, o.err);
+    cr_assert(strstr(o.err, says), "%s says: %s", arguments[2], o.err);
+    output_free(&o);
+}
+
+Test(complaints, settings_with_a_key_shows_that_one)
+{
+    struct system s;
+    begin(&s, "--page_size", "64");
+    json_t *reply = system_cbctl(&s, SETTINGS("settings", "page_size"));
+    const json_t *rows = json_object_get(reply, "settings");
+    cr_assert_eq(json_array_size(rows), 1);
+    const json_t *row = json_array_get(rows, 0);
+    cr_assert_str_eq(json_string_value(json_object_get(row, "name")), "page_size");
+    cr_assert_str_eq(json_string_value(json_object_get(row, "value")), "64");
+    json_decref(reply);
+    reply = system_cbctl(&s, SETTINGS("settings"));
+    cr_assert_gt(json_array_size(json_object_get(reply, "settings")), 30);
+    json_decref(reply);
+    complains(&s, NULL, SETTINGS("settings", "page_sice"), 1, "the nearest is page_size");
+    system_fini(&s);
+}
+
+/* One over the quota is refused at once, before the daemon has read anything of it. */
+Test(complaints, a_full_house_says_so_each_time)
+{
+    struct system s;
+    begin(&s, "--uid_connections", "2");
+    struct cb_handle *h = system_open(&s, NULL), *other = system_open(&s, NULL);
+    for (int i = 0; i < 20; i++) {
+        struct cb_options options;
+        struct cb_handle *third;
+        cb_options_init(&options);
+        int r = system_try_open(&s, &options, &third);
+        cr_assert_eq(r, CB_QUOTA, "%d: %s", r, cb_message());
+        complains(&s, NULL, SETTINGS("status"), 1, "this user may have 2");
+    }
+    cb_close(h);
+    cb_close(other);
+    system_fini(&s);
+}
+
+Test(complaints, a_file_of_prompts_is_read_whole_or_not_at_all)
+{
+    struct system s;
+    char path[80];
+    begin(&s, "--page_size", "64");
+    complains(&s, NULL, SETTINGS("run", "--file", s.dir), 2, "can't read");
+    snprintf(path, sizeof path, "%s/prompts", s.dir);
+    FILE *f = fopen(path, "w");
+    cr_assert(f);
+    fwrite("{\"text\": \"a\"}\n{\"text\": \"b\"}\0junk\n", 1, 33, f);
+    cr_assert_eq(fclose(f), 0);
+    complains(&s, NULL, SETTINGS("run", "-n", "1", "--file", path), 2, "line 2");
+    cr_assert_eq(remove(path), 0);
+    system_fini(&s);
+}
+
+Test(complaints, complaints_name_command_and_bounds)
+{
+    struct system s;
+    begin(&s, "--page_size", "64");
+    complains(&s, NULL, SETTINGS("run", "-n", "x", "a"), 2, "from 0 to 4294967294");
+    complains(&s, NULL, SETTINGS("bench", "extra"), 2, "cbctl bench: ");
+    complains(&s, NULL, SETTINGS("cancel", "-1"), 2, "cbctl cancel --help");
+    system_fini(&s);
+}

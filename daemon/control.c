@@ -71,6 +71,16 @@ void control_refuse_all(struct control *c)
 
 /* ---- records, pure --------------------------------------------------------------------------- */
 
+/* What n received bytes say. */
+enum control_record {
+    CONTROL_BAD,
+    CONTROL_HELLO,
+    CONTROL_READY,
+    CONTROL_BYE,
+    CONTROL_BELL,
+    CONTROL_ADMIN,
+};
+
 static bool is_zero(const void *bytes, size_t n)
 {
     const unsigned char *b = bytes;
@@ -80,7 +90,7 @@ static bool is_zero(const void *bytes, size_t n)
     return any == 0;
 }
 
-enum control_record control_record_check(const void *bytes, size_t n)
+static enum control_record record_check(const void *bytes, size_t n)
 {
     struct cb_record_head head;
     if (n != CB_RECORD_BYTES)
@@ -120,7 +130,8 @@ enum control_record control_record_check(const void *bytes, size_t n)
     }
 }
 
-int control_hello_check(const struct cb_hello *hello, uint32_t detail[2])
+/* Whether this version can serve a well-formed hello: 0 or a negative cb_status with detail. */
+static int hello_check(const struct cb_hello *hello, uint32_t detail[2])
 {
     detail[0] = hello->format_min;
     detail[1] = hello->format_max;
@@ -193,7 +204,7 @@ static void handle_hello(struct control *c, struct client *cl, const struct cb_h
 {
     uint32_t detail[2] = {0, 0};
     int fds[4] = {-1, -1, c->config.status_fd, c->config.vocab_fd};
-    int status = control_hello_check(hello, detail);
+    int status = hello_check(hello, detail);
     if (status == 0 && c->refuses)
         status = CB_DRAINING;
     if (status == 0)
@@ -249,7 +260,7 @@ static void offend(struct control *c, struct client *cl)
 static void handle_record(struct control *c, struct client *cl, const void *record, size_t n)
 {
     enum client_state state = cl->state;
-    switch (control_record_check(record, n)) {
+    switch (record_check(record, n)) {
     case CONTROL_HELLO:
         if (state == CLIENT_CONNECTED)
             handle_hello(c, cl, record);

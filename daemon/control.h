@@ -43,17 +43,4 @@ void control_begin_turn(struct control *c);
 /* From now on every HELLO is refused with CB_DRAINING. */
 void control_refuse_all(struct control *c);
 
-/* What n received bytes say. Pure; so is the next. */
-enum control_record {
-    CONTROL_BAD,
-    CONTROL_HELLO,
-    CONTROL_READY,
-    CONTROL_BYE,
-    CONTROL_BELL,
-    CONTROL_ADMIN,
-};
-enum control_record control_record_check(const void *bytes, size_t n);
-/* Whether this version can serve a well-formed hello: 0 or a negative cb_status with detail[2]. */
-int control_hello_check(const struct cb_hello *hello, uint32_t detail[2]);
-
 #endif

@@ -112,8 +112,6 @@ const char *settings_source_name(enum settings_source source);
 /* Reads `name = value` lines. `path` is for messages; the first bad line ends it. */
 int settings_text(struct settings *set, const char *path, const char *text, size_t n,
                   const struct settings_warn *warn, char *message);
-int settings_file(struct settings *set, const char *path, const struct settings_warn *warn,
-                  char *message);
 
 enum { SETTINGS_HELP = 1, SETTINGS_VERSION = 2 };
 

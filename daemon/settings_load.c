@@ -82,8 +82,8 @@ int settings_text(struct settings *set, const char *path, const char *text, size
     return 0;
 }
 
-int settings_file(struct settings *set, const char *path, const struct settings_warn *warn,
-                  char *message)
+static int load_file(struct settings *set, const char *path, const struct settings_warn *warn,
+                     char *message)
 {
     struct stat st;
     int r = 0;
@@ -172,7 +172,7 @@ int settings_load(struct settings *set, int argc, char *const *argv, char *const
         if (strcmp(name, "config") == 0)
             config = value;
     }
-    int r = config ? settings_file(set, config, warn, message) : 0;
+    int r = config ? load_file(set, config, warn, message) : 0;
     if (r == 0)
         r = load_environment(set, env, warn, message);
     for (int i = 1; i < argc && r == 0; i++) {

@@ -422,12 +422,6 @@ struct gguf *gguf_free(struct gguf *g)
     return NULL;
 }
 
-const void *gguf_bytes(const struct gguf *g, size_t *bytesp)
-{
-    *bytesp = g->bytes;
-    return g->data;
-}
-
 const char *gguf_path(const struct gguf *g)
 {
     return g->path;

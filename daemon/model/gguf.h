@@ -107,8 +107,6 @@ uint32_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, uint32_t i);
 const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name);
 
-/* All bytes of the file. */
-const void *gguf_bytes(const struct gguf *g, size_t *bytesp);
 /* The path, for messages. */
 const char *gguf_path(const struct gguf *g);
 const char *gguf_type_name(enum gguf_type t);

@@ -1,5 +1,5 @@
-/* kernels/cpu/attention.h - what the two halves of attention share: attention.c cuts a step in items
- * and merges spans, attention_span.c computes one span. Compiled once an instruction set. */
+/* kernels/cpu/attention.h - what the two halves of attention share: attention.c cuts a step in
+ * items and merges spans, attention_span.c computes one span. Compiled once an instruction set. */
 #ifndef CB_KERNELS_CPU_ATTENTION_H
 #define CB_KERNELS_CPU_ATTENTION_H
 

@@ -175,7 +175,7 @@ $(BUILD)/tests/explore: $(patsubst %.c,$(OBJ)/model/%.o,$(EXPLORE_SRC))
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^
 $(OBJ)/tests/util.o: EXTRA_CFLAGS += -Wno-missing-prototypes
 
--include $(shell test -d $(OBJ) && find $(OBJ) -name '*.d' -not -path '$(OBJ)/asan/*' -not -path '$(OBJ)/tsan/*' -not -path '$(OBJ)/fuzz/*')
+-include $(shell test -d $(OBJ) && find $(OBJ) -name '*.d' -not -path '$(OBJ)/asan/*' -not -path '$(OBJ)/tsan/*' -not -path '$(OBJ)/clang/*')
 
 deps: ## Say which Debian packages are missing and install them (list: tools/deps.txt)
 	@tools/deps.sh
@@ -223,10 +223,10 @@ soak: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEEDS (0-999
 
 C_FILES = $(shell git ls-files '*.c' '*.h')
 format: ## Let clang-format settle the spacing of every C file
-	clang-format -i $(C_FILES)
+	@clang-format -i $(C_FILES)
 lint: ## Spacing, manual pages, and clang's warnings over the whole tree
-	clang-format --dry-run -Werror $(C_FILES)
-	mandoc -T lint -W warning $(wildcard */*.[1-8])
+	@clang-format --dry-run -Werror $(C_FILES)
+	mandoc -T lint -W warning $(wildcard $(addsuffix /*.[1-8],shm client daemon tools))
 	$(MAKE) --no-print-directory CC=clang OBJ=obj/clang BUILD=build/clang all tests
 install: all ## Install into PREFIX (default /usr/local); DESTDIR is honoured
 	@tools/install.sh install "$(DESTDIR)" "$(PREFIX)" $(BUILD)

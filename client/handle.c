@@ -52,7 +52,7 @@ static int make_alive(struct cb_handle *h)
     return 0;
 }
 
-/* Copies what the caller's header knew of the structure. */
+/* Checks and copies. All headers so far know one size of the structure. */
 static int take_options(struct cb_options *mine, const struct cb_options *given)
 {
     cb_options_init(mine);

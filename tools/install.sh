@@ -15,7 +15,7 @@ put 755 "$build/cbctl" bin
 put 755 "$build/libcbclient.so" lib
 put 644 "$build/libcbclient.a" lib
 put 644 client/cbclient.h include
-for page in */*.[1-8]; do
+for page in shm/*.[1-8] client/*.[1-8] daemon/*.[1-8] tools/*.[1-8]; do
     put 644 "$page" "share/man/man${page##*.}"
 done
 if [ "$action" = install ]; then

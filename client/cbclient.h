@@ -165,7 +165,8 @@ static inline void cb_options_init(struct cb_options *options)
  * cb_close; else it is NULL. Blocks for the handshake, at most 2 s after a daemon was found.
  *   CB_NO_DAEMON CB_UNTRUSTED CB_DENIED CB_VERSION CB_QUOTA CB_DRAINING CB_NO_MEMORY CB_SYSTEM
  *   CB_LOST (it hung up meanwhile) CB_TIMEOUT (it did not answer)
- *   CB_BAD_RECORD (its answer makes no sense) CB_INVALID */
+ *   CB_BAD_RECORD (its answer makes no sense) CB_INVALID
+ *   CB_BUSY (lanes of this user broke the format: try again in some seconds) */
 CB_API int cb_open(struct cb_handle **handlep, const struct cb_options *options);
 
 /* Ends what still runs and frees all; every pointer got from the handle dies. NULL is fine. */
@@ -373,7 +374,8 @@ struct cb_result {
     uint32_t detail[2];      /* of status */
     uint32_t stop_idx;       /* CB_END_STOP: which of stops[], or of stop_ids[] if stop_is_id */
     uint32_t stop_is_id;     /* 1: it ended at a stop id */
-    uint32_t text_bytes;     /* CB_END_STOP by a string: bytes of generated text before it */
+    uint32_t text_bytes;     /* CB_END_STOP by a string: bytes of the tokens before it; cb_text has
+                                more where they are no UTF-8 */
     uint32_t n_prompt;       /* tokens, BOS included */
     uint32_t n_generated;    /* tokens, the last one (EOS or stop) included */
     uint32_t n_prefix_hit;   /* prompt tokens that needed no computing */

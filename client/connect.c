@@ -236,7 +236,9 @@ static int refused(const void *record)
     memcpy(&r, record, sizeof(r));
     if (r.status >= 0)
         return cb_fail_at("the daemon's refusal", CB_BAD_RECORD, 0, 0);
-    return cb_fail_at("the daemon refused", r.status, r.detail[0], r.detail[1]);
+    return cb_fail_at(r.status == CB_SYSTEM ? "the daemon refused, its log says why"
+                                            : "the daemon refused",
+                      r.status, r.detail[0], r.detail[1]);
 }
 
 static int check_welcome(const struct cb_welcome *w)

@@ -179,7 +179,7 @@ static bool send_welcome(struct control *c, const struct client *cl, const int f
         .geometry = cl->geometry,
         .vocab_bytes = c->config.vocab_bytes,
         .status_bytes = c->config.status_bytes,
-        .spin_us = c->config.spin_us,
+        .spin_us = (uint32_t)config->settings->spin_us,
     };
     strncpy(welcome.status_name, c->config.status_name, sizeof welcome.status_name - 1);
     union {

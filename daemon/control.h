@@ -25,7 +25,6 @@ struct control_config {
     struct loop *loop;
     struct log *log;
     struct cb_stats_page *stats;
-    uint32_t spin_us;        /* what clients are advised */
     int status_fd, vocab_fd; /* passed with WELCOME; stay the caller's */
     uint64_t status_bytes, vocab_bytes;
     const char *status_name;

@@ -145,7 +145,6 @@ static int make_parts(struct daemon *d)
         .loop = d->config.loop,
         .log = d->config.log,
         .stats = d->config.stats,
-        .spin_us = (uint32_t)set->spin_us,
         .status_fd = d->config.status_fd,
         .vocab_fd = d->config.vocab_fd,
         .status_bytes = d->config.status_bytes,

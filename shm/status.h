@@ -19,7 +19,7 @@
     X(CB_VERSION,         -9, "library and daemon share no lane format; update the older one")     \
     X(CB_NO_MEMORY,      -10, "out of memory")                                                     \
     X(CB_NOT_FOUND,      -11, "no such request on this handle")                                    \
-    X(CB_SYSTEM,         -12, "a system call failed; errno says why")                              \
+    X(CB_SYSTEM,         -12, "a system call failed")                                              \
     X(CB_TOO_SMALL,      -13, "the buffer is too small; the size needed was returned")             \
     X(CB_UNTRUSTED,      -14, "the socket's owner is neither root nor you, nor a trusted uid")     \
     X(CB_EMPTY_PROMPT,   -20, "the prompt is empty; give at least one token")                      \

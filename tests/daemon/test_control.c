@@ -421,6 +421,18 @@ Test(control, what_touches_others_needs_authority)
     nothing_left(s);
 }
 
+Test(control, who_connects_later_hears_of_a_changed_setting)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    const struct cb_hello hello = peer_hello();
+    json_decref(ask(s, 0, "set", "spin_us=7", CB_OK));
+    peer_open(&p, s, 1000, &hello);
+    cr_assert_eq(p.welcome.spin_us, 7);
+    peer_close(&p);
+    nothing_left(s);
+}
+
 /* A request that runs until it is cancelled: as long as a context. */
 static void submit_long(struct peer *p)
 {

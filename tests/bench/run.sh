@@ -42,7 +42,7 @@ start --model "$model"
 for n in 1 8 32; do
     "$build/cbctl" bench --requests $n --prompt-tokens 128 --new-tokens 64 --repeats 3
 done
-ps -o rss= -p "$daemon" | awk '{ printf "resident: %.0f MiB\n", $1 / 1024 }'
+awk '/^VmRSS/ { printf "resident: %.0f MiB\n", $2 / 1024 }' "/proc/$daemon/status"
 stop
 echo "== four clients beside companions that die"
 "$(dirname "$0")/harm.sh" "$build"

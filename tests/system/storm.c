@@ -92,7 +92,8 @@ static bool answer_take(struct cb_handle *h, uint64_t id, struct storm_answer *a
     a->text_bytes = result.text_bytes;
     a->n_text = (uint32_t)n_text;
     a->text_hash = text_hash(text, n_text);
-    memcpy(a->ids, ids, n * sizeof *ids);
+    if (n) /* of a request without a token ids is NULL */
+        memcpy(a->ids, ids, n * sizeof *ids);
     return true;
 }
 

@@ -27,5 +27,5 @@ VISIBLE int rand_r(unsigned int *seed)
  * as passed: end at the race. */
 VISIBLE const char *__tsan_default_options(void)
 {
-    return "halt_on_error=1";
+    return "halt_on_error=1:die_after_fork=0"; /* a forked child may start threads */
 }

@@ -54,7 +54,8 @@ INLINE v16 v_load_n(const float *p, uint32_t n)
 }
 INLINE void v_store_n(float *p, v16 a, uint32_t n)
 {
-    _mm512_mask_storeu_ps(p, n >= 16 ? (__mmask16)0xffff : (__mmask16)((1u << n) - 1), a);
+    const __mmask16 lanes = (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1);
+    _mm512_mask_storeu_ps(p, lanes, a);
 }
 INLINE v16 v_add(v16 a, v16 b)
 {

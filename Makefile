@@ -79,7 +79,7 @@ BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tes
 EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard client/examples/*.c))
 FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbctl.c),$(BUILD)/cbctl)
-SANITIZER_OBJ := $(if $(filter tsan,$(VARIANT)),$(OBJ)/tests/sanitizer.o)
+SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
 .PHONY: all deps explore model demo check test bench asan tsan fuzz soak format lint install uninstall help clean \
@@ -98,8 +98,9 @@ $(OBJ)/%.o: %.c Makefile
 	$(Q)mkdir -p $(@D) && $(CC) $(BASE_CFLAGS) $(EXTRA_CFLAGS) $(CFLAGS) -c $< -o $@
 
 $(OBJ)/kernels/%.o: EXTRA_CFLAGS += $(KERNEL_CFLAGS)
-# One thread runs the reference backend, on memory of its own: watching every load of it finds nothing.
-$(OBJ)/kernels/reference/%.o: EXTRA_CFLAGS += $(if $(filter tsan,$(VARIANT)),-fno-sanitize=thread)
+# The reference backend and the oracle run on one thread and its own memory: watching their loads finds nothing.
+$(OBJ)/kernels/reference/%.o $(OBJ)/tests/kernels/oracle%.o: \
+    EXTRA_CFLAGS += $(if $(filter tsan,$(VARIANT)),-fno-sanitize=thread)
 $(OBJ)/tests/kernels/%.o: EXTRA_CFLAGS += -mfma
 
 define level_rule
@@ -147,7 +148,7 @@ $(OBJ)/client/examples/%.o: EXTRA_CFLAGS += -Iclient
 $(BUILD)/examples/%: $(OBJ)/client/examples/%.o $(BUILD)/libcbclient.a
 	$(link_prog)
 
-$(PROGS) $(EXAMPLES) $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS): $(SANITIZER_OBJ)
+$(TEST_PROGS) $(if $(filter tsan,$(VARIANT)),$(PROGS) $(EXAMPLES) $(SINGLE_PROGS) $(BENCH_PROGS)): $(SANITIZER_OBJ)
 
 # ---- tests -----------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@
 #include "tests/model/common.h"
 #include "tests/util/feed.h"
 
-#define N_CASES     (SANITIZED ? 4u : 16u)
+#define N_CASES     (SANITIZED ? 2u : 16u)
 #define N_CASES_MAX 16u
 #define STEP_TOKENS 512u
 #define SEQ_TOKENS  320u

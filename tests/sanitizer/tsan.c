@@ -1,4 +1,4 @@
-/* tests/sanitizer.c - linked into every program of the ThreadSanitizer build, and into no other.
+/* tests/sanitizer/tsan.c - linked into every program of the ThreadSanitizer build, and into no other.
  *
  * Criterion keeps what it shares with its test processes in an arena at an address of its own
  * choice, 2^45 + 2^24 * rand_r(), taken modulo 2^22, mapped with MAP_FIXED. ThreadSanitizer refuses
@@ -27,5 +27,5 @@ VISIBLE int rand_r(unsigned int *seed)
  * as passed: end at the race. */
 VISIBLE const char *__tsan_default_options(void)
 {
-    return "halt_on_error=1:die_after_fork=0"; /* a forked child may start threads */
+    return "halt_on_error=1";
 }

@@ -8,8 +8,6 @@
 
 #include <errno.h>
 
-#include "shm/doorbell.h"
-
 int cb_cancel(struct cb_handle *h, uint64_t id)
 {
     struct cb_held *q;
@@ -26,7 +24,7 @@ int cb_cancel(struct cb_handle *h, uint64_t id)
         return r;
     atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
     if (cb_lane_client_cancel(h->lane, CB_ID_SLOT(id), CB_ID_GEN(id)) & CB_LANE_RING)
-        r = cb_doorbell_send(h->sock, CB_RECORD_BELL) ? CB_LOST : 0;
+        r = cb_send_bell(h) ? CB_LOST : 0;
     errno = saved;
     return r;
 }

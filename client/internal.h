@@ -152,7 +152,10 @@ struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
 /* Gives the slot back to the daemon and forgets the request. Returns CB_LANE_RING or 0. */
 int cb_held_free_locked(struct cb_handle *h, struct cb_held *q);
 
-/* Sends a BELL; without the lock. If the daemon is gone, marks the handle lost. */
+/* Sends a BELL: 0, or -errno: the daemon is gone. Async-signal-safe, any thread. */
+int cb_send_bell(struct cb_handle *h);
+
+/* Likewise; without the lock. If the daemon is gone, marks the handle lost. */
 void cb_ring(struct cb_handle *h);
 
 /* ---- results.c ------------------------------------------------------------------------------- */

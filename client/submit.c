@@ -277,9 +277,18 @@ static int send_locked(struct cb_handle *h, struct prepared *p, uint64_t *idp, i
     return 0;
 }
 
+int cb_send_bell(struct cb_handle *h)
+{
+    uint32_t doze = cb_lane_client_doze(h->lane);
+    int r = cb_doorbell_send(h->sock, CB_RECORD_BELL);
+    if (!r)
+        cb_lane_client_rang(h->lane, doze);
+    return r;
+}
+
 void cb_ring(struct cb_handle *h)
 {
-    if (!cb_doorbell_send(h->sock, CB_RECORD_BELL))
+    if (!cb_send_bell(h))
         return;
     pthread_mutex_lock(&h->lock);
     cb_lose_locked(h, CB_LOST);

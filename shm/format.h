@@ -181,7 +181,8 @@ struct cb_down_hot {
     /* daemon; relaxed, after a full fence behind what it announces; then FUTEX_WAKE of all that
      * sleep on it */
     alignas(128) cb_atomic32 bell;
-    /* daemon; relaxed, then a full fence before it looks again. 1: it sleeps, ring it */
+    /* daemon; relaxed, then a full fence before it looks again. Odd: it sleeps, ring it; each sleep
+     * has a new odd number, so that one bell is enough for all who find it */
     alignas(128) cb_atomic32 doze;
     /* daemon; relaxed, then a full fence before it looks at parked */
     alignas(128) cb_atomic32 closed;

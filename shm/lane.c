@@ -361,8 +361,9 @@ void cb_lane_retry(struct cb_lane *lane)
 
 void cb_lane_doze(struct cb_lane *lane)
 {
+    lane->doze = (lane->doze + 1) | 1;
     /* Relaxed: cb_lane_doze_fence comes between this and the second look. */
-    cb_store32(&lane->down_hot->doze, 1, CB_RELAXED);
+    cb_store32(&lane->down_hot->doze, lane->doze, CB_RELAXED);
 }
 
 void cb_lane_doze_fence(void)
@@ -399,6 +400,9 @@ int cb_lane_look_again(struct cb_lane *lane, bool paused)
 
 void cb_lane_undoze(struct cb_lane *lane)
 {
+    if (!(lane->doze & 1))
+        return;
+    lane->doze++;
     /* Relaxed: seen late, it costs a bell too many. */
-    cb_store32(&lane->down_hot->doze, 0, CB_RELAXED);
+    cb_store32(&lane->down_hot->doze, lane->doze, CB_RELAXED);
 }

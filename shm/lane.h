@@ -174,9 +174,9 @@ int cb_lane_check(const struct cb_lane *lane, const char **whyp);
 
 /* ==== the client's end ===========================================================================
  *
- * One thread at a time (the library's lock), but for cb_lane_client_cancel, which any thread or
- * signal handler may call. A flag CB_LANE_RING in a result means: send a BELL record, for the
- * daemon sleeps.
+ * One thread at a time (the library's lock), but for cb_lane_client_cancel, _doze and _rang, which
+ * any thread or signal handler may call. A flag CB_LANE_RING in a result means: send a BELL record,
+ * for the daemon sleeps.
  *
  * Slots: the library tells a request by (slot, generation). A slot is free at first; submit takes
  * the one that has been free longest; it is given back by cb_lane_client_free after its terminal
@@ -208,6 +208,12 @@ void cb_lane_client_write_arena(struct cb_lane_client *lc, uint64_t off, const v
  * arena already and stay untouched until its ACCEPTED, REJECTED or CANCELLED. 0 or CB_LANE_RING;
  * -EAGAIN: no slot or no place now, nothing was written; -EPROTO: DOWN makes no sense. */
 int cb_lane_client_submit(struct cb_lane_client *lc, struct cb_request_entry *entry);
+
+/* Around a BELL: load doze, send, tell rang that number. Until the daemon sleeps anew nothing asks
+ * for a bell then. In this order: a bell sent before doze was loaded may belong to an older sleep,
+ * and nobody may rely on one that is not sent yet. */
+uint32_t cb_lane_client_doze(const struct cb_lane_client *lc);
+void cb_lane_client_rang(struct cb_lane_client *lc, uint32_t doze);
 
 /* Asks for the end of (slot, gen). No-op if it is over or the slot was reused. Async-signal-safe,
  * any thread. 0 or CB_LANE_RING. */

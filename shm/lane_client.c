@@ -4,6 +4,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "shm/ring.h"
@@ -19,6 +20,9 @@ struct cb_lane_client {
     struct cb_ring_in res;
     uint32_t parked; /* the last epoch stored: odd while asleep */
     uint32_t notice; /* as the library last read it */
+    /* The last doze for which a bell was sent. Private, but any thread may store it. Relaxed: an
+     * older number costs a bell too many. */
+    _Atomic uint32_t rung;
     uint32_t free_first, n_free;
     uint32_t *gens;  /* a slot: its present or last generation; 0: never used */
     uint32_t *queue; /* free slots, the one free longest at free_first */
@@ -95,11 +99,27 @@ void cb_lane_client_set_name(struct cb_lane_client *lc, const char *name)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
-/* After a fence: whether what was published before it must be announced by a bell. */
+/* After a fence: whether what was published before it must be announced by a bell. One that was
+ * sent in this very sleep is enough: the daemon looks at everything after it. */
 static int ring_if_dozing(const struct cb_lane_client *lc)
 {
     /* Relaxed: the caller's full fence orders it behind what it published. */
-    return cb_load32(&lc->down_hot->doze, CB_RELAXED) ? CB_LANE_RING : 0;
+    uint32_t doze = cb_load32(&lc->down_hot->doze, CB_RELAXED);
+
+    if (!(doze & 1) || doze == atomic_load_explicit(&lc->rung, memory_order_relaxed))
+        return 0;
+    return CB_LANE_RING;
+}
+
+uint32_t cb_lane_client_doze(const struct cb_lane_client *lc)
+{
+    /* Relaxed: only compared with another load of it. */
+    return cb_load32(&lc->down_hot->doze, CB_RELAXED);
+}
+
+void cb_lane_client_rang(struct cb_lane_client *lc, uint32_t doze)
+{
+    atomic_store_explicit(&lc->rung, doze, memory_order_relaxed);
 }
 
 /* The same for what matters to the daemon only while a request waits in the ring: freed runs,

@@ -83,6 +83,8 @@ void world_init(const struct world_shape *shape, void (*build)(void))
     memcpy(m.client, m.client_first, PRIVATE_BYTES);
     world = m.first;
     explore_private(&world, sizeof world);
+    explore_private(m.client,
+                    PRIVATE_BYTES); /* which bell was sent: one thread's news for others */
 }
 
 void world_adopt(void)
@@ -94,8 +96,11 @@ void world_adopt(void)
 void world_bell_daemon(int r)
 {
     if (r & CB_LANE_RING) {
+        uint32_t doze = cb_lane_client_doze(world.client);
+
         explore_kernel();
         world.daemon_bells++;
+        cb_lane_client_rang(world.client, doze);
     }
 }
 

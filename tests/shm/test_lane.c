@@ -573,6 +573,27 @@ Test(lane, submit_and_cancel_ring_a_dozing_daemon)
     pair_fini(&p);
 }
 
+Test(lane, one_bell_is_enough_for_a_sleep)
+{
+    struct pair p;
+    struct cb_request_entry entry;
+
+    pair_init(&p, 4, 0);
+    for (int sleep = 0; sleep < 3; sleep++) {
+        cb_lane_doze(p.lane);
+        cb_lane_doze_fence();
+        if (sleep == 0)
+            cr_assert_eq(pair_submit(&p, 4, 0, &entry), CB_LANE_RING);
+        cr_assert_eq(cb_lane_client_cancel(p.client, entry.slot, entry.gen), CB_LANE_RING,
+                     "until the bell is sent everybody asks for it");
+        cb_lane_client_rang(p.client, cb_lane_client_doze(p.client));
+        cr_assert_eq(cb_lane_client_cancel(p.client, entry.slot, entry.gen), 0);
+        cb_lane_undoze(p.lane);
+        cb_lane_undoze(p.lane);
+    }
+    pair_fini(&p);
+}
+
 Test(lane, a_full_ring_or_no_free_slot_is_busy_and_changes_nothing)
 {
     struct pair p;

@@ -137,8 +137,12 @@ struct reader {
 
 static void ring_if(struct storm *s, int r)
 {
-    if (r > 0 && (r & CB_LANE_RING))
+    if (r > 0 && (r & CB_LANE_RING)) {
+        uint32_t doze = cb_lane_client_doze(s->p.client);
+
         sem_post(&s->bell);
+        cb_lane_client_rang(s->p.client, doze);
+    }
 }
 
 /* Hands out by index what is new; every id must be the one of its place. */

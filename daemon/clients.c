@@ -135,14 +135,6 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
     detail[1] = most;
     if (!q)
         return CB_QUOTA;
-    if (now < q->backoff_until_ns)
-        return CB_BUSY;
-    detail[0] = q->n_connections + 1;
-    detail[1] = (uint32_t)set->uid_connections;
-    if (q->n_connections >= set->uid_connections) {
-        quota_settle(c, q);
-        return CB_QUOTA;
-    }
     detail[0] = q->n_half_open + 1;
     detail[1] = (uint32_t)set->uid_half_open;
     if (q->n_half_open >= set->uid_half_open) {
@@ -195,12 +187,19 @@ static void handshake_over(struct client *cl)
     loop_timer_clear(&cl->patience);
 }
 
-void clients_is_admin(struct clients *c, struct client *cl)
+int clients_is_admin(struct clients *c, struct client *cl, uint32_t detail[2])
 {
     (void)c;
     assert(cl->state == CLIENT_CONNECTED);
+    if (cl->quota->n_admins >= CLIENTS_ADMINS_A_UID) {
+        detail[0] = cl->quota->n_admins + 1;
+        detail[1] = CLIENTS_ADMINS_A_UID;
+        return CB_QUOTA;
+    }
     handshake_over(cl);
+    cl->quota->n_admins++;
     cl->state = CLIENT_ADMIN;
+    return 0;
 }
 
 /* ---- lanes ----------------------------------------------------------------------------------- */
@@ -219,7 +218,15 @@ static int lane_allowed(const struct clients *c, const struct client *cl,
                         const struct cb_hello *hello, uint32_t detail[2])
 {
     const struct settings *set = c->config.settings;
+    const struct quota *q = cl->quota;
     uint64_t pool_max = set->lane_pool_tokens_max * sizeof(uint32_t);
+    if (clock_now(c->config.clock) < q->backoff_until_ns)
+        return CB_BUSY;
+    if (q->n_connections - q->n_admins > set->uid_connections) {
+        detail[0] = q->n_connections - q->n_admins;
+        detail[1] = (uint32_t)set->uid_connections;
+        return CB_QUOTA;
+    }
     if (hello->n_slots > set->lane_slots_max) {
         detail[0] = hello->n_slots;
         detail[1] = (uint32_t)set->lane_slots_max;
@@ -238,8 +245,8 @@ static int lane_allowed(const struct clients *c, const struct client *cl,
         detail[1] = (uint32_t)set->max_lanes;
         return CB_QUOTA;
     }
-    if (cl->quota->n_lanes >= set->uid_lanes) {
-        detail[0] = cl->quota->n_lanes + 1;
+    if (q->n_lanes >= set->uid_lanes) {
+        detail[0] = q->n_lanes + 1;
         detail[1] = (uint32_t)set->uid_lanes;
         return CB_QUOTA;
     }
@@ -367,6 +374,8 @@ void clients_close(struct clients *c, struct client *cl, enum cb_closed why)
     if (cl->state == CLIENT_FREE || cl->state == CLIENT_GONE)
         return;
     handshake_over(cl);
+    if (cl->state == CLIENT_ADMIN)
+        cl->quota->n_admins--;
     if (cl->lane) {
         if (why == CB_CLOSED_BROKEN)
             lane_broken(c, cl);
@@ -482,7 +491,7 @@ struct clients *clients_free(struct clients *c)
 
 static int quota_check(const struct clients *c, const struct quota *q, const char **whyp)
 {
-    uint32_t n_connections = 0, n_half_open = 0, n_lanes = 0, n_requests = 0;
+    uint32_t n_connections = 0, n_half_open = 0, n_admins = 0, n_lanes = 0, n_requests = 0;
     uint64_t bytes = 0, tokens = 0;
     for (uint32_t i = 0; i < c->n_clients; i++) {
         const struct client *cl = &c->table[i];
@@ -490,6 +499,7 @@ static int quota_check(const struct clients *c, const struct quota *q, const cha
             continue;
         n_connections++;
         n_half_open += cl->state == CLIENT_CONNECTED || cl->state == CLIENT_WELCOMED;
+        n_admins += cl->state == CLIENT_ADMIN;
         n_lanes += cl->lane != NULL;
         bytes += cl->lane ? cl->bytes : 0;
         n_requests += cl->n_running;
@@ -498,6 +508,7 @@ static int quota_check(const struct clients *c, const struct quota *q, const cha
     }
     *whyp = n_connections != q->n_connections ? "a uid's connections are miscounted"
             : n_half_open != q->n_half_open   ? "a uid's half-open connections are miscounted"
+            : n_admins != q->n_admins         ? "a uid's commanding connections are miscounted"
             : n_lanes != q->n_lanes           ? "a uid's lanes are miscounted"
             : n_requests != q->n_requests     ? "a uid's requests are miscounted"
             : bytes != q->bytes               ? "a uid's bytes are miscounted"

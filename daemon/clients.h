@@ -3,7 +3,9 @@
  * A fixed table, made at start; lanes themselves are fresh memory from the kernel, never the heap.
  * Each connection belongs to a uid, and everything it uses is charged to that uid's quota before it
  * is used and given back on every path: connections, half-open ones, lanes, bytes, requests, prompt
- * tokens that wait.
+ * tokens that wait. What it may have is asked when it wants a lane, not when it connects: who only
+ * gives commands is held by a limit of his own, so that a user with all his lanes in use, or held
+ * off for broken ones, can still look and cancel.
  *
  *   FREE ─▶ CONNECTED ─▶ WELCOMED ─▶ LIVE ─▶ GONE ─▶ FREE
  *                │                            ▲
@@ -32,9 +34,10 @@
 
 /* Connections beside all lanes: for handshakes and commands, and the last of them only for those
  * who may administer. */
-#define CLIENTS_SPARE       64
-#define CLIENTS_RESERVED    8
-#define CLIENTS_PATIENCE_NS 2000000000ull /* for a handshake, or to take a piece of an answer */
+#define CLIENTS_SPARE        64
+#define CLIENTS_RESERVED     8
+#define CLIENTS_ADMINS_A_UID 32 /* connections that give commands; no other limit holds them */
+#define CLIENTS_PATIENCE_NS  2000000000ull /* for a handshake, or to take a piece of an answer */
 
 struct control;
 struct engine;
@@ -52,7 +55,7 @@ enum client_state {
 /* What one uid uses. */
 struct quota {
     uid_t uid;
-    uint32_t n_connections, n_half_open, n_lanes, n_requests;
+    uint32_t n_connections, n_half_open, n_admins, n_lanes, n_requests;
     uint64_t waiting_tokens, bytes;
     uint32_t n_broken; /* lanes closed for a broken rule, fading by one a back-off */
     uint64_t backoff_until_ns;
@@ -138,8 +141,9 @@ int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hell
 /* READY came. */
 void clients_lane_live(struct clients *c, struct client *cl);
 
-/* It sent a command: no longer half-open. */
-void clients_is_admin(struct clients *c, struct client *cl);
+/* It sent a command: no longer half-open. 0, or CB_QUOTA with detail[2]: its uid has too many that
+ * do. */
+int clients_is_admin(struct clients *c, struct client *cl, uint32_t detail[2]);
 
 /* Ends it: why is CB_CLOSED_NO for one without a lane. Its running requests are cancelled. Fine on
  * one that is GONE. */

@@ -225,8 +225,14 @@ static void handle_admin(struct control *c, struct client *cl, const struct cb_a
     char command[sizeof record->command + 1] = "", argument[sizeof record->argument + 1] = "";
     memcpy(command, record->command, record->command_bytes);
     memcpy(argument, record->argument, record->argument_bytes);
-    if (cl->state == CLIENT_CONNECTED)
-        clients_is_admin(c->config.clients, cl);
+    if (cl->state == CLIENT_CONNECTED) {
+        uint32_t detail[2] = {0, 0};
+        int status = clients_is_admin(c->config.clients, cl, detail);
+        if (status) {
+            refuse_client(c, cl, status, detail);
+            return;
+        }
+    }
     if (cl->quota->commands_turn != c->turn)
         cl->quota->n_commands = 0;
     cl->quota->commands_turn = c->turn;

@@ -46,7 +46,7 @@
  X(lane_arena_bytes_max,   NUMBER,        "64m",     4096, 1073741824, "bytes", 0,    "most that a client may ask for") \
  X(lane_pool_tokens,       NUMBER,        "256k",    16, 268435456, "tokens",   0,    "a lane's room for generated tokens, at least one context") \
  X(lane_pool_tokens_max,   NUMBER,        "16m",     16, 268435456, "tokens",   0,    "most that a client may ask for") \
- X(uid_connections,        NUMBER,        "256",     1, 65536, "connections",   LIVE, "connections of one user") \
+ X(uid_connections,        NUMBER,        "256",     1, 65536, "connections",   LIVE, "connections of one user, but for those that only give commands") \
  X(uid_half_open,          NUMBER,        "64",      1, 65536, "connections",   LIVE, "connections of one user that have no lane yet") \
  X(uid_lanes,              NUMBER,        "128",     1, 4096, "lanes",          LIVE, "lanes of one user") \
  X(uid_requests,           NUMBER,        "4096",    1, 65536, "requests",      LIVE, "requests of one user, accepted and not ended") \

@@ -213,11 +213,9 @@ Test(control, two_offences_close_a_lane)
     cr_assert_eq(cb_lane_client_closed(p.lc), CB_CLOSED_BROKEN);
     peer_close(&p);
     cr_assert_eq(cb_stats_get(s->stats.base, CB_STAT_lane_broken), 1);
-    /* and its uid is held off for a while */
+    expect_refusal(s, &hello, sizeof hello, CB_BUSY); /* and its uid is held off for a while */
     peer_connect(&p, s, 1000);
-    struct cb_refused refused;
-    cr_assert_eq(peer_receive(&p, &refused), CB_RECORD_REFUSED);
-    cr_assert_eq(refused.status, CB_BUSY);
+    cr_assert_eq(peer_admin(&p, "clients", "", text, sizeof text), CB_OK, "but may look");
     peer_close(&p);
     struct peer other;
     peer_open(&other, s, 1001, &hello); /* nobody else is */
@@ -247,6 +245,46 @@ Test(control, limits_of_lanes_and_connections_hold_a_uid_and_in_all)
     peer_open(&p[7], s, 1000, &hello);
     for (int i = 0; i < 8; i++)
         peer_close(&p[i]);
+    nothing_left(s);
+}
+
+/* `cbctl` of a user whose programs use up what he may have was refused together with them. */
+Test(control, a_uid_at_its_limits_can_still_give_commands)
+{
+    struct sim *s = fresh();
+    struct peer p[2], admin[CLIENTS_ADMINS_A_UID], more;
+    struct cb_refused refused;
+    struct cb_admin record = {.head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_ADMIN},
+                              .command_bytes = 8,
+                              .command = "requests"};
+    char message[SETTINGS_MESSAGE_MAX];
+    const struct cb_hello hello = peer_hello();
+    cr_assert_eq(
+        settings_set(&s->settings, "uid_connections", "2", SETTINGS_OPERATOR, NULL, message), 0);
+    peer_open(&p[0], s, 1000, &hello);
+    peer_open(&p[1], s, 1000, &hello);
+    expect_refusal(s, &hello, sizeof hello, CB_QUOTA);
+    for (int i = 0; i < CLIENTS_ADMINS_A_UID; i++) {
+        peer_connect(&admin[i], s, 1000);
+        cr_assert_eq(peer_admin(&admin[i], "requests", "", text, sizeof text), CB_OK);
+    }
+    peer_connect(&more, s, 1000);
+    peer_send(&more, &record, sizeof record);
+    cr_assert_eq(peer_receive(&more, &refused), CB_RECORD_REFUSED);
+    cr_assert_eq(refused.status, CB_QUOTA);
+    peer_close(&more);
+    peer_close(&p[1]);
+    peer_turn(&p[0], 20);
+    peer_open(&p[1], s, 1000, &hello); /* commands take no lane's place */
+    peer_close(&admin[0]);
+    peer_turn(&admin[1], 20);
+    peer_connect(&more, s, 1000);
+    cr_assert_eq(peer_admin(&more, "requests", "", text, sizeof text), CB_OK);
+    peer_close(&more);
+    for (int i = 1; i < CLIENTS_ADMINS_A_UID; i++)
+        peer_close(&admin[i]);
+    peer_close(&p[0]);
+    peer_close(&p[1]);
     nothing_left(s);
 }
 

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "tests/system/fixture.h"
+#include "tests/system/raw.h"
 
 TestSuite(complaints, .timeout = 60);
 
@@ -44,7 +44,7 @@ Test(complaints, settings_with_a_key_shows_that_one)
     system_fini(&s);
 }
 
-/* One over the quota is refused at once, before the daemon has read anything of it. */
+/* One over the quota is refused each time; who only asks is not. */
 Test(complaints, a_full_house_says_so_each_time)
 {
     struct system s;
@@ -56,10 +56,31 @@ Test(complaints, a_full_house_says_so_each_time)
         cb_options_init(&options);
         int r = system_try_open(&s, &options, &third);
         cr_assert_eq(r, CB_QUOTA, "%d: %s", r, cb_message());
-        complains(&s, NULL, SETTINGS("status"), 1, "this user may have 2");
+        complains(&s, NULL, SETTINGS("run", "-n", "1", "a"), 1, "this user may have 2");
+        json_decref(system_cbctl(&s, SETTINGS("clients")));
     }
     cb_close(h);
     cb_close(other);
+    system_fini(&s);
+}
+
+/* Here the refusal comes at once, before the daemon has read anything. */
+Test(complaints, too_many_who_say_nothing_are_complained_of)
+{
+    struct system s;
+    struct raw silent;
+    begin(&s, "--uid_half_open", "1");
+    for (int i = 0; i < 3; i++) {
+        struct cb_options options;
+        struct cb_handle *h;
+        cr_assert(raw_connect(&silent, &s));
+        cb_options_init(&options);
+        int r = system_try_open(&s, &options, &h);
+        cr_assert_eq(r, CB_QUOTA, "%d: %s", r, cb_message());
+        complains(&s, NULL, SETTINGS("status"), 1, "this user may have 1");
+        raw_close(&silent);
+        system_settle(&s);
+    }
     system_fini(&s);
 }
 

@@ -228,7 +228,8 @@ enum cb_end {
     CB_END_LENGTH = 3,    /* max_new_tokens, or a full context */
     CB_END_CANCELLED = 4, /* what was made before stays readable */
     CB_END_DEADLINE = 5,
-    CB_END_ERROR = 6, /* status says which; CB_LOST if the daemon died meanwhile */
+    CB_END_ERROR =
+        6, /* status says which; CB_STOPPED if the daemon was stopped, CB_LOST if it died */
 };
 
 struct cb_event {
@@ -327,7 +328,8 @@ CB_API int cb_poll(struct cb_handle *h, struct cb_event *event);
  *   1                    *event is filled
  *   CB_TIMEOUT           the time is over
  *   CB_NOT_FOUND         no such id, or its END or REJECTED has been taken; id 0: never
- *   CB_LOST, CB_CLOSED   id 0: as cb_poll. With an id, its END event says it (status CB_LOST)
+ *   CB_LOST, CB_CLOSED   id 0: as cb_poll. With an id, its END event says it (status CB_LOST;
+ *                        CB_STOPPED if the daemon did not die but was stopped)
  *   CB_INVALID           the request has a handler; or an argument is wrong
  *   CB_FORKED */
 CB_API int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t timeout_ms);

@@ -172,7 +172,8 @@ int cb_drain_locked(struct cb_handle *h);
 void cb_life_locked(struct cb_handle *h, bool now);
 
 /* The daemon is gone (CB_LOST) or has closed the lane (CB_CLOSED): every request that runs gets
- * what the slot table still holds, and an end. Wakes all. */
+ * what the slot table still holds, and an end (CB_STOPPED where the daemon said that it stops).
+ * Wakes all. */
 void cb_lose_locked(struct cb_handle *h, int status);
 
 /* The safety net: what the slot table holds and no entry has told. */

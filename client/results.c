@@ -254,6 +254,9 @@ static bool unfinished(const struct cb_held *q)
 
 void cb_lose_locked(struct cb_handle *h, int status)
 {
+    /* A daemon that stops says so in the lane, and ends what it has taken in; what it has not is
+     * ended here the same way. One that was killed says nothing. */
+    bool stopped = status == CB_LOST && cb_lane_client_closed(h->lane) == CB_CLOSED_STOPPED;
     if (atomic_load_explicit(&h->lost, memory_order_relaxed))
         return;
     atomic_store_explicit(&h->lost, status, memory_order_release);
@@ -275,7 +278,7 @@ void cb_lose_locked(struct cb_handle *h, int status)
         if (atomic_load_explicit(&q->cancel_id, memory_order_relaxed) == id)
             end_locked(h, q, CB_END_CANCELLED, 0);
         else
-            end_locked(h, q, CB_END_ERROR, status);
+            end_locked(h, q, CB_END_ERROR, stopped ? CB_STOPPED : status);
     }
     atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_release);
     cb_wake_all_locked(h);

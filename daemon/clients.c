@@ -475,10 +475,6 @@ struct clients *clients_free(struct clients *c)
         struct client *cl = &c->table[i];
         if (cl->state == CLIENT_FREE)
             continue;
-        /* The engine is gone, and what it held with it. The last one over frees a GONE client. */
-        for (uint32_t s = 0; cl->slots && s < cl->geometry.n_slots; s++)
-            if (cl->slots[s].request)
-                clients_request_over(c, &cl->slots[s]);
         clients_close(c, cl, CB_CLOSED_STOPPED);
     }
     free(c->table);

@@ -126,7 +126,7 @@ struct clients {
 
 /* 0 or -ENOMEM. */
 int clients_new(struct clients **clientsp, const struct clients_config *config);
-struct clients *clients_free(struct clients *c); /* closes all; the engine is gone already */
+struct clients *clients_free(struct clients *c); /* closes all; no request runs any more */
 
 /* Takes a connected socket with its lease. 0 and *clientp; or a negative cb_status with detail[2],
  * and socket and lease are still the caller's. `ready` is control's handler of the socket. */

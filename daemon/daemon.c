@@ -18,6 +18,7 @@
 #include "daemon/base/log.h"
 #include "daemon/model/model.h"
 #include "shm/doorbell.h"
+#include "shm/status.h"
 
 #define POPULATE_BYTES         (4u << 20)
 #define DEVICE_POLL_NS         20000u /* between two looks at a step that runs on a device */
@@ -64,7 +65,7 @@ void daemon_boot(const struct daemon_config *config, const char *version, uint64
 static void drain_due(struct loop_timer *t)
 {
     struct daemon *d = list_entry(t, struct daemon, drain_due);
-    log_warnx(d->config.log, "drain_timeout: %u requests are left unfinished",
+    log_warnx(d->config.log, "drain_timeout: %u requests are stopped",
               d->seen.n_active + d->seen.n_waiting);
     daemon_stop(d);
 }
@@ -187,6 +188,12 @@ struct daemon *daemon_free(struct daemon *d)
         return NULL;
     loop_timer_clear(&d->drain_due);
     loop_timer_clear(&d->watchdog);
+    /* What has not ended ends now, while there are lanes to say it in. Flushed before the lanes
+     * close: who sees that one is closed sees how its requests ended. */
+    if (d->control) {
+        engine_fail_all(d->engine, CB_STOPPED);
+        deliver_flush(&d->deliver);
+    }
     control_free(d->control);
     intake_free(d->intake);
     engine_free(d->engine);

@@ -8,7 +8,7 @@
  *       └────────────────stop─────────────────────────────────────────▲
  *
  * DRAINING: no new lane, no new request; what was accepted ends. STOPPED with requests unfinished:
- * lanes are closed as stopped and those requests get no end. */
+ * daemon_free ends them as failed, CB_STOPPED, before it closes their lanes as stopped. */
 #ifndef CB_DAEMON_DAEMON_H
 #define CB_DAEMON_DAEMON_H
 

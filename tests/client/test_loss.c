@@ -182,7 +182,7 @@ Test(loss, a_closed_lane_says_closed_and_a_stopped_daemon_lost)
     submit(p.h, 5, 4, 0);
     fake_close_lane(p.f, CB_CLOSED_STOPPED);
     cr_assert_eq(cb_wait(p.h, 0, &e, HANG_MS), 1);
-    cr_assert(e.end == CB_END_ERROR && e.status == CB_LOST);
+    cr_assert(e.end == CB_END_ERROR && e.status == CB_STOPPED, "status %d", e.status);
     cr_assert_eq(cb_wait(p.h, 0, &e, HANG_MS), CB_LOST);
     stop(p);
 }

@@ -532,3 +532,27 @@ Test(control, a_drain_refuses_the_new_and_ends_the_old)
     cr_assert_eq(cb_lane_client_closed(p.lc), CB_CLOSED_STOPPED);
     peer_close(&p);
 }
+
+/* What a stop cut short had no end at all, and looked like a daemon that died. */
+Test(control, a_stop_ends_what_runs_as_failed)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_result_entry e = {.type = 0};
+    struct cb_slot_view view;
+    const struct cb_hello hello = peer_hello();
+    peer_open(&p, s, 1000, &hello);
+    submit_long(&p);
+    json_decref(ask(s, 0, "stop", "", CB_OK));
+    cr_assert_eq(s->daemon->state, DAEMON_STOPPED);
+    sim_free(s);
+    while (cb_lane_client_poll(p.lc, &e) & CB_LANE_ENTRY && e.type != CB_RESULT_FAILED)
+        ;
+    cr_assert_eq(e.type, CB_RESULT_FAILED);
+    cb_lane_client_slot(p.lc, e.slot, &view);
+    cr_assert_eq(view.state, CB_SLOT_FAILED);
+    cr_assert_eq(view.error, CB_STOPPED);
+    cr_assert_eq(view.emitted, e.count);
+    cr_assert_eq(cb_lane_client_closed(p.lc), CB_CLOSED_STOPPED);
+    peer_close(&p);
+}

@@ -326,8 +326,9 @@ static void expect_cut_short(struct system *s, struct cb_handle *h, const uint64
     for (int k = 0; k < 3; k++) {
         wait_end(h, ids[k], &event);
         cr_expect_eq(event.end, CB_END_ERROR);
-        cr_expect(event.status == CB_STOPPED || event.status == CB_LOST, "status %d", event.status);
+        cr_expect_eq(event.status, CB_STOPPED, "request %d: status %d", k, event.status);
     }
+    cr_expect_eq(cb_wait(h, 0, &event, HANG_MS), CB_LOST);
     cb_close(h);
     system_fini(s);
 }

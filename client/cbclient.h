@@ -109,6 +109,23 @@ enum cb_status {
     CB_BAD_COMMAND = -52,
 };
 
+/* What CB_QUOTA is about: its detail[0] is one of these, detail[1] what the limit allows. */
+enum cb_limit {
+    CB_LIMIT_CONNECTIONS = 1,     /* connections of all users */
+    CB_LIMIT_FILES = 2,           /* open files of the daemon (RLIMIT_NOFILE) */
+    CB_LIMIT_UID_CONNECTIONS = 3, /* connections of this user (uid_connections) */
+    CB_LIMIT_UID_HALF_OPEN = 4,   /* unfinished handshakes of this user (uid_half_open) */
+    CB_LIMIT_UID_ADMINS = 5,      /* connections of this user that give commands */
+    CB_LIMIT_LANES = 6,           /* lanes of all users (max_lanes) */
+    CB_LIMIT_UID_LANES = 7,       /* lanes of this user (uid_lanes) */
+    CB_LIMIT_UID_MIB = 8,         /* MiB in lanes of this user (uid_bytes) */
+    CB_LIMIT_LANE_SLOTS = 9,      /* slots of a lane (lane_slots_max) */
+    CB_LIMIT_LANE_ARENA_KIB = 10, /* KiB for a lane's prompts (lane_arena_bytes_max) */
+    CB_LIMIT_LANE_POOL = 11,      /* tokens of a lane's results (lane_pool_tokens_max) */
+    CB_LIMIT_POOL = 12,           /* tokens of this lane's results (cb_options.pool_bytes) */
+    CB_LIMIT_UID_WAITING = 13,    /* prompt tokens of this user (uid_waiting_tokens) */
+};
+
 /* A status in words, with its numbers left out. Never NULL; static. */
 CB_API const char *cb_strerror(int status);
 

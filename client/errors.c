@@ -15,6 +15,7 @@
 
 #define X(name, number, text) static_assert(name == number, "cbclient.h spells shm/status.h out");
 CB_STATUS_TABLE(X)
+CB_LIMIT_TABLE(X)
 #undef X
 
 static _Thread_local struct {
@@ -36,14 +37,30 @@ static const char *status_text(int status)
     }
 }
 
-/* The text with each %u replaced by the next of detail, cut at bytes. */
+static const char *limit_text(uint32_t limit)
+{
+    switch (limit) {
+#define X(name, number, text) \
+    case name:                \
+        return text;
+        CB_LIMIT_TABLE(X)
+#undef X
+    default:
+        return "a limit of another version's";
+    }
+}
+
+/* The text with each %u, and %r for a limit's name, replaced by the next of detail, cut at
+ * bytes. */
 static void expand(char *out, size_t bytes, const char *text, const uint32_t *detail)
 {
     size_t n = 0;
     unsigned k = 0;
     while (*text && n + 1 < bytes) {
-        if (text[0] == '%' && text[1] == 'u') {
-            int w = snprintf(out + n, bytes - n, "%u", k < 2 ? detail[k++] : 0);
+        if (text[0] == '%' && (text[1] == 'u' || text[1] == 'r')) {
+            uint32_t number = k < 2 ? detail[k++] : 0;
+            int w = text[1] == 'u' ? snprintf(out + n, bytes - n, "%u", number)
+                                   : snprintf(out + n, bytes - n, "%s", limit_text(number));
             n += (size_t)w < bytes - n ? (size_t)w : bytes - n - 1;
             text += 2;
         } else {

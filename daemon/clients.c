@@ -131,15 +131,11 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
                       cb_lease_has_group(lease, fd, c->config.admin_group));
     uint32_t most = may_admin ? c->n_clients : c->n_clients - CLIENTS_RESERVED;
     struct quota *q = c->n_connections < most ? quota_of(c, lease->uid) : NULL;
-    detail[0] = c->n_connections + 1;
-    detail[1] = most;
     if (!q)
-        return CB_QUOTA;
-    detail[0] = q->n_half_open + 1;
-    detail[1] = (uint32_t)set->uid_half_open;
+        return cb_over(CB_LIMIT_CONNECTIONS, most, detail);
     if (q->n_half_open >= set->uid_half_open) {
         quota_settle(c, q);
-        return CB_QUOTA;
+        return cb_over(CB_LIMIT_UID_HALF_OPEN, set->uid_half_open, detail);
     }
 
     struct client *cl = list_entry(c->free.next, struct client, link);
@@ -191,11 +187,8 @@ int clients_is_admin(struct clients *c, struct client *cl, uint32_t detail[2])
 {
     (void)c;
     assert(cl->state == CLIENT_CONNECTED);
-    if (cl->quota->n_admins >= CLIENTS_ADMINS_A_UID) {
-        detail[0] = cl->quota->n_admins + 1;
-        detail[1] = CLIENTS_ADMINS_A_UID;
-        return CB_QUOTA;
-    }
+    if (cl->quota->n_admins >= CLIENTS_ADMINS_A_UID)
+        return cb_over(CB_LIMIT_UID_ADMINS, CLIENTS_ADMINS_A_UID, detail);
     handshake_over(cl);
     cl->quota->n_admins++;
     cl->state = CLIENT_ADMIN;
@@ -222,34 +215,18 @@ static int lane_allowed(const struct clients *c, const struct client *cl,
     uint64_t pool_max = set->lane_pool_tokens_max * sizeof(uint32_t);
     if (clock_now(c->config.clock) < q->backoff_until_ns)
         return CB_BUSY;
-    if (q->n_connections - q->n_admins > set->uid_connections) {
-        detail[0] = q->n_connections - q->n_admins;
-        detail[1] = (uint32_t)set->uid_connections;
-        return CB_QUOTA;
-    }
-    if (hello->n_slots > set->lane_slots_max) {
-        detail[0] = hello->n_slots;
-        detail[1] = (uint32_t)set->lane_slots_max;
-        return CB_QUOTA;
-    }
-    if (hello->arena_bytes > set->lane_arena_bytes_max || hello->pool_bytes > pool_max) {
-        bool is_arena = hello->arena_bytes > set->lane_arena_bytes_max;
-        uint64_t asked = is_arena ? hello->arena_bytes : hello->pool_bytes;
-        uint64_t most = is_arena ? set->lane_arena_bytes_max : pool_max;
-        detail[0] = asked > UINT32_MAX ? UINT32_MAX : (uint32_t)asked;
-        detail[1] = most > UINT32_MAX ? UINT32_MAX : (uint32_t)most;
-        return CB_QUOTA;
-    }
-    if (c->n_lanes >= set->max_lanes) {
-        detail[0] = c->n_lanes + 1;
-        detail[1] = (uint32_t)set->max_lanes;
-        return CB_QUOTA;
-    }
-    if (q->n_lanes >= set->uid_lanes) {
-        detail[0] = q->n_lanes + 1;
-        detail[1] = (uint32_t)set->uid_lanes;
-        return CB_QUOTA;
-    }
+    if (q->n_connections - q->n_admins > set->uid_connections)
+        return cb_over(CB_LIMIT_UID_CONNECTIONS, set->uid_connections, detail);
+    if (hello->n_slots > set->lane_slots_max)
+        return cb_over(CB_LIMIT_LANE_SLOTS, set->lane_slots_max, detail);
+    if (hello->arena_bytes > set->lane_arena_bytes_max)
+        return cb_over(CB_LIMIT_LANE_ARENA_KIB, set->lane_arena_bytes_max >> 10, detail);
+    if (hello->pool_bytes > pool_max)
+        return cb_over(CB_LIMIT_LANE_POOL, set->lane_pool_tokens_max, detail);
+    if (c->n_lanes >= set->max_lanes)
+        return cb_over(CB_LIMIT_LANES, set->max_lanes, detail);
+    if (q->n_lanes >= set->uid_lanes)
+        return cb_over(CB_LIMIT_UID_LANES, set->uid_lanes, detail);
     return 0;
 }
 
@@ -272,11 +249,8 @@ int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hell
     size_t lane_bytes = (cb_lane_bytes(g) + 63) / 64 * 64;
     size_t record_bytes = lane_bytes + g->n_slots * sizeof(struct client_slot);
     uint64_t bytes = g->up_bytes + g->down_bytes + record_bytes;
-    if (cl->quota->bytes + bytes > set->uid_bytes) {
-        detail[0] = (uint32_t)((cl->quota->bytes + bytes) >> 20);
-        detail[1] = (uint32_t)(set->uid_bytes >> 20);
-        return CB_QUOTA;
-    }
+    if (cl->quota->bytes + bytes > set->uid_bytes)
+        return cb_over(CB_LIMIT_UID_MIB, set->uid_bytes >> 20, detail);
     fds[0] = fds[1] = -1;
     int r = cb_segment_make_up(&cl->up, &fds[0], g->up_bytes, &why);
     if (r == 0)

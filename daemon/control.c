@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -366,8 +367,11 @@ static bool accept_and_drop(struct control *c)
     c->spare_fd = -1;
     int fd = accept4(c->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd >= 0) {
-        const uint32_t detail[2] = {0, 0};
-        refuse_socket(c, fd, CB_QUOTA, detail);
+        struct rlimit files = {0};
+        uint32_t detail[2];
+        (void)getrlimit(RLIMIT_NOFILE, &files);
+        int status = cb_over(CB_LIMIT_FILES, files.rlim_cur, detail);
+        refuse_socket(c, fd, status, detail);
         close(fd);
     }
     c->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);

@@ -94,11 +94,8 @@ static int quota_allows(const struct intake *i, const struct client *cl,
 {
     const struct settings *set = i->config.settings;
     const struct quota *q = cl->quota;
-    if (entry->n_prompt > set->uid_waiting_tokens) {
-        detail[0] = entry->n_prompt;
-        detail[1] = (uint32_t)set->uid_waiting_tokens;
-        return CB_QUOTA;
-    }
+    if (entry->n_prompt > set->uid_waiting_tokens)
+        return cb_over(CB_LIMIT_UID_WAITING, set->uid_waiting_tokens, detail);
     if (set->max_queue_size && i->n_waiting >= set->max_queue_size)
         return CB_BUSY;
     if (q->n_requests >= set->uid_requests ||

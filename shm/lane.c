@@ -234,11 +234,8 @@ int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, 
         return CB_LANE_CANCELLED;
 
     lane->reserved = cb_run_layout(n_out, entry->planes);
-    if (lane->reserved.bytes > lane->pool.bytes) {
-        detail[0] = n_out;
-        detail[1] = (uint32_t)(lane->pool.bytes / sizeof(uint32_t));
-        return CB_QUOTA;
-    }
+    if (lane->reserved.bytes > lane->pool.bytes)
+        return cb_over(CB_LIMIT_POOL, lane->pool.bytes / sizeof(uint32_t), detail);
     if (lane->reserved.bytes) {
         r = cb_arena_take(&lane->pool, lane->reserved.bytes, &lane->reserved_off);
         if (r && collect_freed(lane))

@@ -1,9 +1,12 @@
 /* shm/status.h - what can go wrong: numbers that cross the lane and the socket, and their words.
  *
  * X(name, number, text): text may hold two %u, filled with the two numbers that a REJECTED entry or
- * a REFUSED record carries. Numbers are part of the format: never reuse one. 0 is success. */
+ * a REFUSED record carries; %r is the first of them as the name of a limit, from the second table.
+ * Numbers are part of the format: never reuse one. 0 is success. */
 #ifndef CB_SHM_STATUS_H
 #define CB_SHM_STATUS_H
+
+#include <stdint.h>
 
 /* clang-format off */
 #define CB_STATUS_TABLE(X)                                                                         \
@@ -36,7 +39,7 @@
     X(CB_BAD_GENERATION, -31, "generation %u can't follow %u in this slot")                        \
     X(CB_BAD_OPTION,     -32, "option or flag %u is unknown, doubled or malformed")                \
     X(CB_BAD_BOUNDS,     -33, "prompt or options lie outside the arena")                           \
-    X(CB_QUOTA,          -34, "%u of a resource are needed, this user may have %u")                \
+    X(CB_QUOTA,          -34, "over a limit: %r, at most %u")                                        \
     X(CB_BAD_PLANES,     -35, "planes %u are not served by this daemon")                           \
     X(CB_DRAINING,       -36, "the daemon is draining and takes no new requests")                  \
     X(CB_CHANGED,        -37, "the model or its arithmetic changed since this request began")      \
@@ -48,15 +51,44 @@
     X(CB_BAD_RECORD,     -50, "a control record was malformed")                                    \
     X(CB_BAD_SETTING,    -51, "no such setting, or its value is out of bounds")                    \
     X(CB_BAD_COMMAND,    -52, "no such command")
+
+/* What CB_QUOTA is about: X(name, number, text). */
+#define CB_LIMIT_TABLE(X)                                                                          \
+    X(CB_LIMIT_CONNECTIONS,      1, "connections of all users")                                    \
+    X(CB_LIMIT_FILES,            2, "open files of the daemon (RLIMIT_NOFILE)")                    \
+    X(CB_LIMIT_UID_CONNECTIONS,  3, "connections of this user (uid_connections)")                  \
+    X(CB_LIMIT_UID_HALF_OPEN,    4, "unfinished handshakes of this user (uid_half_open)")          \
+    X(CB_LIMIT_UID_ADMINS,       5, "connections of this user that give commands")                 \
+    X(CB_LIMIT_LANES,            6, "lanes of all users (max_lanes)")                              \
+    X(CB_LIMIT_UID_LANES,        7, "lanes of this user (uid_lanes)")                              \
+    X(CB_LIMIT_UID_MIB,          8, "MiB in lanes of this user (uid_bytes)")                       \
+    X(CB_LIMIT_LANE_SLOTS,       9, "slots of a lane (lane_slots_max)")                            \
+    X(CB_LIMIT_LANE_ARENA_KIB,  10, "KiB for a lane's prompts (lane_arena_bytes_max)")             \
+    X(CB_LIMIT_LANE_POOL,       11, "tokens of a lane's results (lane_pool_tokens_max)")           \
+    X(CB_LIMIT_POOL,            12, "tokens of this lane's results (cb_options.pool_bytes)")       \
+    X(CB_LIMIT_UID_WAITING,     13, "prompt tokens of this user (uid_waiting_tokens)")
 /* clang-format on */
 
-/* The library's public header spells the same enum out; client/errors.c asserts that they agree. */
+/* The library's public header spells the same enums out; client/errors.c asserts that they agree. */
 #ifndef CBCLIENT_H
 enum cb_status {
 #define X(name, number, text) name = number,
     CB_STATUS_TABLE(X)
 #undef X
 };
+enum cb_limit {
+#define X(name, number, text) name = number,
+    CB_LIMIT_TABLE(X)
+#undef X
+};
 #endif
+
+/* CB_QUOTA, with the numbers that say which limit and how much it allows. */
+static inline int cb_over(enum cb_limit which, uint64_t most, uint32_t detail[2])
+{
+    detail[0] = (uint32_t)which;
+    detail[1] = most > UINT32_MAX ? UINT32_MAX : (uint32_t)most;
+    return CB_QUOTA;
+}
 
 #endif

@@ -98,7 +98,7 @@ Test(connect, refusals_come_with_their_numbers)
     struct fake *f = fake_start(&(struct fake_config){.refuse = CB_QUOTA});
     struct cb_handle *h;
     cr_assert_eq(open_at(&h, fake_dir(f)), CB_QUOTA);
-    expect_message("7 of a resource are needed, this user may have 8");
+    expect_message("over a limit: lanes of this user (uid_lanes), at most 8");
     fake_stop(f);
     f = fake_start(&(struct fake_config){.refuse = CB_VERSION});
     cr_assert_eq(open_at(&h, fake_dir(f)), CB_VERSION);
@@ -116,7 +116,7 @@ Test(connect, a_refusal_arrives_even_if_hello_was_never_read)
     struct cb_handle *h;
     for (int i = 0; i < 200; i++) {
         cr_assert_eq(open_at(&h, fake_dir(f)), CB_QUOTA);
-        expect_message("7 of a resource are needed, this user may have 8");
+        expect_message("over a limit: lanes of this user (uid_lanes), at most 8");
     }
     fake_stop(f);
 }

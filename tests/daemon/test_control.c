@@ -67,16 +67,33 @@ Test(control, hello_is_answered_with_a_lane)
     nothing_left(s);
 }
 
-static void expect_refusal(struct sim *s, const struct cb_hello *hello, size_t n, int status)
+static void refusal(struct sim *s, const struct cb_hello *hello, size_t n,
+                    struct cb_refused *refused)
 {
     struct peer p;
-    struct cb_refused refused;
+    char more[CB_RECORD_BYTES];
     peer_connect(&p, s, 1000);
     peer_send(&p, hello, n);
-    cr_assert_eq(peer_receive(&p, &refused), CB_RECORD_REFUSED);
-    cr_assert_eq(refused.status, status, "%d instead of %d", refused.status, status);
-    cr_assert_eq(peer_receive(&p, &refused), -1);
+    cr_assert_eq(peer_receive(&p, refused), CB_RECORD_REFUSED);
+    cr_assert_eq(peer_receive(&p, more), -1);
     peer_close(&p);
+}
+
+static void expect_refusal(struct sim *s, const struct cb_hello *hello, size_t n, int status)
+{
+    struct cb_refused refused;
+    refusal(s, hello, n, &refused);
+    cr_assert_eq(refused.status, status, "%d instead of %d", refused.status, status);
+}
+
+static void expect_over(struct sim *s, const struct cb_hello *hello, enum cb_limit limit,
+                        uint64_t most)
+{
+    struct cb_refused refused;
+    refusal(s, hello, sizeof *hello, &refused);
+    cr_assert_eq(refused.status, CB_QUOTA, "%d", refused.status);
+    cr_assert_eq(refused.detail[0], limit, "limit %u instead of %u", refused.detail[0], limit);
+    cr_assert_eq(refused.detail[1], most, "%u", refused.detail[1]);
 }
 
 Test(control, bad_hellos_are_refused_with_the_reason)
@@ -119,13 +136,13 @@ Test(control, bad_hellos_are_refused_with_the_reason)
     expect_refusal(s, &h, sizeof h - 1, CB_BAD_RECORD);
     expect_refusal(s, &h, 1, CB_BAD_RECORD);
     h.n_slots = 65;
-    expect_refusal(s, &h, sizeof h, CB_QUOTA);
+    expect_over(s, &h, CB_LIMIT_LANE_SLOTS, 64);
     h = peer_hello();
     h.arena_bytes = UINT64_MAX;
-    expect_refusal(s, &h, sizeof h, CB_QUOTA);
+    expect_over(s, &h, CB_LIMIT_LANE_ARENA_KIB, s->settings.lane_arena_bytes_max >> 10);
     h = peer_hello();
     h.pool_bytes = UINT64_MAX;
-    expect_refusal(s, &h, sizeof h, CB_QUOTA);
+    expect_over(s, &h, CB_LIMIT_LANE_POOL, s->settings.lane_pool_tokens_max);
     nothing_left(s);
 }
 
@@ -235,12 +252,12 @@ Test(control, limits_of_lanes_and_connections_hold_a_uid_and_in_all)
     cr_assert_eq(settings_set(&s->settings, "uid_lanes", "2", SETTINGS_OPERATOR, NULL, message), 0);
     peer_open(&p[0], s, 1000, &hello);
     peer_open(&p[1], s, 1000, &hello);
-    expect_refusal(s, &hello, sizeof hello, CB_QUOTA);
+    expect_over(s, &hello, CB_LIMIT_UID_LANES, 2);
     for (uint32_t i = 2; i < 8; i++)
         peer_open(&p[i], s, 2000 + i, &hello);
     cr_assert_eq(settings_set(&s->settings, "uid_lanes", "100", SETTINGS_OPERATOR, NULL, message),
                  0);
-    expect_refusal(s, &hello, sizeof hello, CB_QUOTA); /* max_lanes is 8 */
+    expect_over(s, &hello, CB_LIMIT_LANES, 8); /* max_lanes is 8 */
     peer_close(&p[7]);
     peer_open(&p[7], s, 1000, &hello);
     for (int i = 0; i < 8; i++)
@@ -263,7 +280,7 @@ Test(control, a_uid_at_its_limits_can_still_give_commands)
         settings_set(&s->settings, "uid_connections", "2", SETTINGS_OPERATOR, NULL, message), 0);
     peer_open(&p[0], s, 1000, &hello);
     peer_open(&p[1], s, 1000, &hello);
-    expect_refusal(s, &hello, sizeof hello, CB_QUOTA);
+    expect_over(s, &hello, CB_LIMIT_UID_CONNECTIONS, 2);
     for (int i = 0; i < CLIENTS_ADMINS_A_UID; i++) {
         peer_connect(&admin[i], s, 1000);
         cr_assert_eq(peer_admin(&admin[i], "requests", "", text, sizeof text), CB_OK);
@@ -272,6 +289,8 @@ Test(control, a_uid_at_its_limits_can_still_give_commands)
     peer_send(&more, &record, sizeof record);
     cr_assert_eq(peer_receive(&more, &refused), CB_RECORD_REFUSED);
     cr_assert_eq(refused.status, CB_QUOTA);
+    cr_assert_eq(refused.detail[0], CB_LIMIT_UID_ADMINS);
+    cr_assert_eq(refused.detail[1], CLIENTS_ADMINS_A_UID);
     peer_close(&more);
     peer_close(&p[1]);
     peer_turn(&p[0], 20);
@@ -298,7 +317,7 @@ Test(control, bytes_of_a_uid_are_limited)
                  0);
     hello.arena_bytes = 2 << 20;
     peer_open(&p, s, 1000, &hello);
-    expect_refusal(s, &hello, sizeof hello, CB_QUOTA);
+    expect_over(s, &hello, CB_LIMIT_UID_MIB, 3);
     peer_close(&p);
     peer_turn(&p, 20);
     peer_open(&p, s, 1000, &hello);
@@ -434,6 +453,8 @@ Test(control, the_last_connections_are_for_those_who_may_administer)
     peer_connect(&p[n], s, 1002);
     cr_assert_eq(peer_receive(&p[n], &refused), CB_RECORD_REFUSED);
     cr_assert_eq(refused.status, CB_QUOTA);
+    cr_assert_eq(refused.detail[0], CB_LIMIT_CONNECTIONS);
+    cr_assert_eq(refused.detail[1], n);
     peer_close(&p[n]);
     peer_connect(&root, s, 0);
     cr_assert_eq(peer_admin(&root, "status", "", text, sizeof text), CB_OK);

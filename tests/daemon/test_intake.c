@@ -237,7 +237,7 @@ Test(intake, what_a_uid_can_never_have_is_refused_and_what_it_has_not_now_waits)
     cr_assert(peer_result(&p, &result));
     cr_assert_eq(result.type, CB_RESULT_REJECTED);
     cr_assert_eq((int)result.count, CB_QUOTA);
-    cr_assert_eq(result.first, 4);
+    cr_assert_eq(result.first, CB_LIMIT_UID_WAITING);
     cr_assert_eq(result.last, 3);
     peer_close(&p);
     sim_free(s);

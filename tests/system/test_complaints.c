@@ -56,7 +56,8 @@ Test(complaints, a_full_house_says_so_each_time)
         cb_options_init(&options);
         int r = system_try_open(&s, &options, &third);
         cr_assert_eq(r, CB_QUOTA, "%d: %s", r, cb_message());
-        complains(&s, NULL, SETTINGS("run", "-n", "1", "a"), 1, "this user may have 2");
+        complains(&s, NULL, SETTINGS("run", "-n", "1", "a"), 1,
+                  "connections of this user (uid_connections), at most 2");
         json_decref(system_cbctl(&s, SETTINGS("clients")));
     }
     cb_close(h);
@@ -77,7 +78,8 @@ Test(complaints, too_many_who_say_nothing_are_complained_of)
         cb_options_init(&options);
         int r = system_try_open(&s, &options, &h);
         cr_assert_eq(r, CB_QUOTA, "%d: %s", r, cb_message());
-        complains(&s, NULL, SETTINGS("status"), 1, "this user may have 1");
+        complains(&s, NULL, SETTINGS("status"), 1,
+                  "unfinished handshakes of this user (uid_half_open), at most 1");
         raw_close(&silent);
         system_settle(&s);
     }

@@ -55,6 +55,25 @@ bool cbctl_number(const struct cbctl *ctl, const char *option, const char *text,
     return true;
 }
 
+bool cbctl_whole(const struct cbctl *ctl, const char *option, const char *text, uint64_t least,
+                 uint64_t most, uint64_t *valuep)
+{
+    bool is_hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+    char *end;
+    unsigned long long v;
+
+    errno = 0;
+    v = strtoull(text, &end, is_hex ? 16 : 10);
+    /* strtoull would take blanks and a sign in front. */
+    if (*text < '0' || *text > '9' || *end || errno || v < least || v > most) {
+        cbctl_complain(ctl, "%s is \"%s\", which is no whole number from %llu to %llu", option,
+                       text, (unsigned long long)least, (unsigned long long)most);
+        return false;
+    }
+    *valuep = v;
+    return true;
+}
+
 static const struct argp_option options[] = {
     {"instance", 'i', "NAME", 0, "the daemon's instance name (default: default)", 0},
     {"json", 'j', NULL, 0, "print JSON, for programs", 0},

@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 struct cbctl {
     const char *instance; /* NULL: default */
@@ -29,5 +30,8 @@ __attribute__((format(printf, 2, 3))) void cbctl_complain(const struct cbctl *ct
  * else. */
 bool cbctl_number(const struct cbctl *ctl, const char *option, const char *text, double least,
                   double most, double *valuep);
+/* The same for a whole number, in decimal or, after 0x, in hexadecimal. */
+bool cbctl_whole(const struct cbctl *ctl, const char *option, const char *text, uint64_t least,
+                 uint64_t most, uint64_t *valuep);
 
 #endif

@@ -367,27 +367,27 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 {
     struct parse_state *ps = state->input;
     struct bench *b = &ps->bench;
-    double v = 0;
+    uint64_t v = 0;
 
     switch (key) {
     case 'r':
-        ps->failed |= !cbctl_number(b->ctl, "--requests", arg, 1, 4096, &v);
+        ps->failed |= !cbctl_whole(b->ctl, "--requests", arg, 1, 4096, &v);
         b->n_requests = (uint32_t)v;
         return 0;
     case 'p':
-        ps->failed |= !cbctl_number(b->ctl, "--prompt-tokens", arg, 1, 1 << 20, &v);
+        ps->failed |= !cbctl_whole(b->ctl, "--prompt-tokens", arg, 1, 1 << 20, &v);
         b->n_prompt = (uint32_t)v;
         return 0;
     case 't':
-        ps->failed |= !cbctl_number(b->ctl, "--new-tokens", arg, 2, 1 << 20, &v);
+        ps->failed |= !cbctl_whole(b->ctl, "--new-tokens", arg, 2, 1 << 20, &v);
         b->n_new = (uint32_t)v;
         return 0;
     case 'k':
-        ps->failed |= !cbctl_number(b->ctl, "--processes", arg, 1, 256, &v);
+        ps->failed |= !cbctl_whole(b->ctl, "--processes", arg, 1, 256, &v);
         b->n_processes = (uint32_t)v;
         return 0;
     case 'R':
-        ps->failed |= !cbctl_number(b->ctl, "--repeats", arg, 1, 1000, &v);
+        ps->failed |= !cbctl_whole(b->ctl, "--repeats", arg, 1, 1000, &v);
         b->repeats = (uint32_t)v;
         return 0;
     case 's':

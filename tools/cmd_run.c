@@ -44,6 +44,76 @@ static void on_interrupt(int signal)
     interrupted++;
 }
 
+/* ---- lines of JSON ---------------------------------------------------------------------------- */
+
+static const char *end_name(uint32_t end)
+{
+    static const char *const names[] = {
+        [CB_END_NONE] = "none",           [CB_END_EOS] = "eos",
+        [CB_END_STOP] = "stop",           [CB_END_LENGTH] = "length",
+        [CB_END_CANCELLED] = "cancelled", [CB_END_DEADLINE] = "deadline",
+        [CB_END_ERROR] = "error",
+    };
+
+    return end < sizeof names / sizeof names[0] ? names[end] : "unknown";
+}
+
+static json_t *ids_json(const uint32_t *ids, size_t n)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < n; i++)
+        json_array_append_new(list, json_integer(ids[i]));
+    return list;
+}
+
+/* Microseconds are enough to tell, and short. */
+static double ms(uint64_t ns)
+{
+    return (double)(ns / 1000) / 1e3;
+}
+
+/* The line of a prompt, whatever became of it: always the same keys, and status and error for one
+ * that failed. */
+static json_t *line_json(const uint32_t *ids, size_t n, const char *text, size_t bytes,
+                         const char *reason, const struct cb_result *result)
+{
+    return json_pack("{s:o, s:s%, s:s, s:I, s:{s:i, s:i, s:i}, s:{s:f, s:f, s:f}}", "ids",
+                     ids_json(ids, n), "text", text, bytes, "finish_reason", reason, "seed",
+                     (json_int_t)result->seed, "usage", "prompt_tokens", (int)result->n_prompt,
+                     "completion_tokens", (int)n, "prefix_tokens", (int)result->n_prefix_hit,
+                     "times", "queued_ms", ms(result->queued_ns), "first_token_ms",
+                     ms(result->first_token_ns), "total_ms", ms(result->total_ns));
+}
+
+static void line_failed(json_t *o, int status, const char *words)
+{
+    json_object_set_new(o, "status", json_integer(status));
+    json_object_set_new(o, "error", json_string(words));
+}
+
+static json_t *result_json(struct run *run, const struct cb_event *event)
+{
+    const uint32_t *ids = NULL;
+    const char *text = "";
+    size_t n = 0, bytes = 0;
+    struct cb_result result = {0};
+    char words[256];
+    json_t *o;
+
+    cb_tokens(run->h, event->id, &ids, &n);
+    cb_text_all(run->h, event->id, &text, &bytes);
+    cb_result(run->h, event->id, &result);
+    o = line_json(ids, n, text, bytes,
+                  event->type == CB_EVENT_REJECTED ? "error" : end_name(event->end), &result);
+    if (event->status)
+        line_failed(o, event->status,
+                    cb_explain(event->status, event->detail, words, sizeof words));
+    if (event->end == CB_END_STOP && !result.stop_is_id)
+        json_object_set_new(o, "stop_index", json_integer(result.stop_idx));
+    return o;
+}
+
 /* ---- sending --------------------------------------------------------------------------------- */
 
 /* Text to ids here, so that they can be shown; a chat is rendered first. */
@@ -86,15 +156,20 @@ static int prompt_tokenize(const struct run *run, struct prompt *p)
     return r;
 }
 
-static void refused(struct run *run, size_t i, int status)
+/* It never came to run: the library, or its line's reader, says why. */
+static void refused(struct run *run, size_t i, int status, const char *words)
 {
+    const struct prompt *p = &run->prompts.v[i];
+    const struct cb_result result = {.seed = p->request.seed,
+                                     .n_prompt = p->ids ? (uint32_t)p->n_ids : 0};
+
     run->sent[i].over = true;
     run->n_over++;
     run->bad = true;
-    run->sent[i].result = json_pack("{s:s, s:i, s:s}", "finish_reason", "error", "status", status,
-                                    "error", cb_message());
+    run->sent[i].result = line_json(NULL, 0, "", 0, "error", &result);
+    line_failed(run->sent[i].result, status, words);
     if (!run->ctl->json)
-        cbctl_complain(run->ctl, "prompt %zu: %s", i + 1, cb_message());
+        cbctl_complain(run->ctl, "prompt %zu: %s", i + 1, words);
 }
 
 /* Sends what there is room for. */
@@ -102,9 +177,9 @@ static void send_some(struct run *run)
 {
     while (run->n_sent < run->prompts.n && !interrupted) {
         struct prompt *p = &run->prompts.v[run->n_sent];
-        int r = 0;
+        int r = p->fault ? CB_INVALID : 0;
 
-        if (p->text && !p->ids)
+        if (!r && p->text && !p->ids)
             r = prompt_tokenize(run, p);
         if (!r) {
             prompt_complete(p);
@@ -115,62 +190,11 @@ static void send_some(struct run *run)
             return;
         run->n_sent++;
         if (r)
-            refused(run, run->n_sent - 1, r);
+            refused(run, run->n_sent - 1, r, p->fault ? p->fault : cb_message());
     }
 }
 
 /* ---- results out ----------------------------------------------------------------------------- */
-
-static const char *end_name(uint32_t end)
-{
-    static const char *const names[] = {
-        [CB_END_NONE] = "none",           [CB_END_EOS] = "eos",
-        [CB_END_STOP] = "stop",           [CB_END_LENGTH] = "length",
-        [CB_END_CANCELLED] = "cancelled", [CB_END_DEADLINE] = "deadline",
-        [CB_END_ERROR] = "error",
-    };
-
-    return end < sizeof names / sizeof names[0] ? names[end] : "unknown";
-}
-
-static json_t *ids_json(const uint32_t *ids, size_t n)
-{
-    json_t *list = json_array();
-
-    for (size_t i = 0; i < n; i++)
-        json_array_append_new(list, json_integer(ids[i]));
-    return list;
-}
-
-static json_t *result_json(struct run *run, const struct cb_event *event)
-{
-    const uint32_t *ids = NULL;
-    const char *text = "";
-    size_t n = 0, bytes = 0;
-    struct cb_result result = {0};
-    json_t *o;
-
-    cb_tokens(run->h, event->id, &ids, &n);
-    cb_text_all(run->h, event->id, &text, &bytes);
-    cb_result(run->h, event->id, &result);
-    o = json_pack("{s:o, s:s%, s:s, s:I, s:{s:i, s:i, s:i}, s:{s:f, s:f, s:f}}", "ids",
-                  ids_json(ids, n), "text", text, bytes, "finish_reason",
-                  event->type == CB_EVENT_REJECTED ? "error" : end_name(event->end), "seed",
-                  (json_int_t)result.seed, "usage", "prompt_tokens", (int)result.n_prompt,
-                  "completion_tokens", (int)n, "prefix_tokens", (int)result.n_prefix_hit, "times",
-                  "queued_ms", (double)result.queued_ns / 1e6, "first_token_ms",
-                  (double)result.first_token_ns / 1e6, "total_ms", (double)result.total_ns / 1e6);
-    if (event->status) {
-        char words[256];
-
-        json_object_set_new(o, "status", json_integer(event->status));
-        json_object_set_new(
-            o, "error", json_string(cb_explain(event->status, event->detail, words, sizeof words)));
-    }
-    if (event->end == CB_END_STOP && !result.stop_is_id)
-        json_object_set_new(o, "stop_index", json_integer(result.stop_idx));
-    return o;
-}
 
 /* A whole answer, its lines with the prompt's number in front. */
 static void print_answer(size_t i, const char *text, size_t bytes)
@@ -245,8 +269,8 @@ static void print_lines(struct run *run)
         if (!run->ctl->json)
             continue;
         json_object_set_new(result, "index", json_integer((json_int_t)run->n_printed));
-        json_object_set_new(result, "prompt_ids", ids_json(p->ids, p->n_ids));
-        json_dumpf(result, stdout, JSON_COMPACT | JSON_SORT_KEYS);
+        json_object_set_new(result, "prompt_ids", ids_json(p->ids, p->ids ? p->n_ids : 0));
+        json_dumpf(result, stdout, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(15));
         putchar('\n');
         fflush(stdout);
     }
@@ -346,32 +370,27 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     struct run *run = &ps->run;
     struct cb_request *d = &ps->defaults;
     double v = 0;
-    char *end;
+    uint64_t n = 0;
 
     switch (key) {
     case 'n':
-        ps->failed |= !cbctl_number(run->ctl, "-n", arg, 0, CB_NO_LIMIT - 1.0, &v);
-        d->max_new_tokens = (uint32_t)v;
+        ps->failed |= !cbctl_whole(run->ctl, "-n", arg, 0, CB_NO_LIMIT - 1, &n);
+        d->max_new_tokens = (uint32_t)n;
         return 0;
     case KEY_TEMPERATURE:
         ps->failed |= !cbctl_number(run->ctl, "--temperature", arg, 0, 1e6, &v);
         d->temperature = (float)v;
         return 0;
     case KEY_TOP_K:
-        ps->failed |= !cbctl_number(run->ctl, "--top-k", arg, 0, INT32_MAX, &v);
-        d->top_k = (int32_t)v;
+        ps->failed |= !cbctl_whole(run->ctl, "--top-k", arg, 0, INT32_MAX, &n);
+        d->top_k = (int32_t)n;
         return 0;
     case KEY_TOP_P:
         ps->failed |= !cbctl_number(run->ctl, "--top-p", arg, 1e-9, 1, &v);
         d->top_p = (float)v;
         return 0;
     case KEY_SEED:
-        errno = 0;
-        d->seed = strtoull(arg, &end, 0);
-        if (end == arg || *end || errno) {
-            cbctl_complain(run->ctl, "--seed is \"%s\", which is no whole number", arg);
-            ps->failed = true;
-        }
+        ps->failed |= !cbctl_whole(run->ctl, "--seed", arg, 0, PROMPT_SEED_MAX, &d->seed);
         d->flags |= CB_HAS_SEED;
         return 0;
     case KEY_STOP:
@@ -384,18 +403,18 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_STOP_ID:
         if (d->n_stop_ids == PROMPT_STOP_IDS_MAX ||
-            !cbctl_number(run->ctl, "--stop-id", arg, 0, UINT32_MAX, &v)) {
+            !cbctl_whole(run->ctl, "--stop-id", arg, 0, UINT32_MAX, &n)) {
             ps->failed = true;
             return 0;
         }
-        ps->stop_ids[d->n_stop_ids++] = (uint32_t)v;
+        ps->stop_ids[d->n_stop_ids++] = (uint32_t)n;
         return 0;
     case KEY_IGNORE_EOS:
         d->flags |= CB_IGNORE_EOS;
         return 0;
     case KEY_DEADLINE:
-        ps->failed |= !cbctl_number(run->ctl, "--deadline", arg, 1, 1e12, &v);
-        d->deadline_ms = (uint64_t)v;
+        ps->failed |=
+            !cbctl_whole(run->ctl, "--deadline", arg, 1, PROMPT_DEADLINE_MS_MAX, &d->deadline_ms);
         return 0;
     case KEY_CHAT:
         run->chat = true;

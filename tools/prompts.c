@@ -1,9 +1,11 @@
 /* A line's options are read key by key from a table of known ones, so that a misspelt key is named
  * instead of being ignored. Values are only shaped here; whether they make sense, library and
- * daemon say. */
+ * daemon say. What is wrong with a line stays with its prompt, to be told in its place among the
+ * answers. */
 #include "tools/prompts.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +15,7 @@ void prompts_fini(struct prompts *list)
     for (size_t i = 0; i < list->n; i++) {
         free(list->v[i].text);
         free(list->v[i].ids);
+        free(list->v[i].fault);
         json_decref(list->v[i].line);
     }
     free(list->v);
@@ -117,16 +120,25 @@ bool prompts_add_stdin(struct prompts *list, const struct cb_request *defaults)
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* Where a complaint points to. */
+/* A line that is being read, and the prompt it shall be. */
 struct place {
-    const struct cbctl *ctl;
     const char *file;
     size_t line;
+    struct prompt *prompt;
 };
 
-static bool line_bad(const struct place *at, const char *what)
+/* Notes what is wrong with the line. Always false. */
+__attribute__((format(printf, 2, 3))) static bool line_bad(const struct place *at,
+                                                           const char *format, ...)
 {
-    cbctl_complain(at->ctl, "%s, line %zu: %s", at->file, at->line, what);
+    char what[256];
+    va_list args;
+
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (asprintf(&at->prompt->fault, "%s:%zu: %s", at->file, at->line, what) < 0)
+        at->prompt->fault = NULL;
     return false;
 }
 
@@ -202,48 +214,55 @@ static bool line_stop_ids(const struct place *at, const json_t *list, struct pro
     return true;
 }
 
-/* A number of [least, most], whole or not; else *v stays. */
+/* A number of [least, most]; else *v stays. */
 static bool line_number(const struct place *at, const char *key, const json_t *value, double least,
-                        double most, double *v)
+                        double most, float *v)
 {
     double number = json_number_value(value);
 
-    if (json_is_number(value) && number >= least && number <= most) {
-        *v = number;
-        return true;
-    }
-    cbctl_complain(at->ctl, "%s, line %zu: \"%s\" is no number from %.10g to %.10g", at->file,
-                   at->line, key, least, most);
-    return false;
+    if (!json_is_number(value) || !(number >= least && number <= most))
+        return line_bad(at, "\"%s\" is no number from %.10g to %.10g", key, least, most);
+    *v = (float)number;
+    return true;
+}
+
+static bool line_whole(const struct place *at, const char *key, const json_t *value, int64_t least,
+                       int64_t most, int64_t *v)
+{
+    json_int_t number = json_integer_value(value);
+
+    if (!json_is_integer(value) || number < least || number > most)
+        return line_bad(at, "\"%s\" is no whole number from %lld to %lld", key, (long long)least,
+                        (long long)most);
+    *v = number;
+    return true;
 }
 
 static bool line_option(const struct place *at, const char *key, const json_t *value,
                         struct prompt *p)
 {
     struct cb_request *r = &p->request;
-    double v = 0;
+    int64_t n = 0;
     bool ok = true;
 
     if (!strcmp(key, "text") || !strcmp(key, "ids")) {
         ;
     } else if (!strcmp(key, "max_new_tokens")) {
-        ok = line_number(at, key, value, 0, CB_NO_LIMIT - 1.0, &v);
-        r->max_new_tokens = (uint32_t)v;
+        ok = line_whole(at, key, value, 0, CB_NO_LIMIT - 1, &n);
+        r->max_new_tokens = (uint32_t)n;
     } else if (!strcmp(key, "temperature")) {
-        ok = line_number(at, key, value, -1e30, 1e30, &v);
-        r->temperature = (float)v;
+        ok = line_number(at, key, value, -1e30, 1e30, &r->temperature);
     } else if (!strcmp(key, "top_k")) {
-        ok = line_number(at, key, value, INT32_MIN, INT32_MAX, &v);
-        r->top_k = (int32_t)v;
+        ok = line_whole(at, key, value, INT32_MIN, INT32_MAX, &n);
+        r->top_k = (int32_t)n;
     } else if (!strcmp(key, "top_p")) {
-        ok = line_number(at, key, value, -1e30, 1e30, &v);
-        r->top_p = (float)v;
+        ok = line_number(at, key, value, -1e30, 1e30, &r->top_p);
     } else if (!strcmp(key, "deadline_ms")) {
-        ok = line_number(at, key, value, 1, 1e12, &v);
-        r->deadline_ms = (uint64_t)v;
+        ok = line_whole(at, key, value, 1, (int64_t)PROMPT_DEADLINE_MS_MAX, &n);
+        r->deadline_ms = (uint64_t)n;
     } else if (!strcmp(key, "seed")) {
-        ok = json_is_integer(value) || line_bad(at, "\"seed\" is no whole number");
-        r->seed = (uint64_t)json_integer_value(value);
+        ok = line_whole(at, key, value, 0, (int64_t)PROMPT_SEED_MAX, &n);
+        r->seed = (uint64_t)n;
         r->flags |= CB_HAS_SEED;
     } else if (!strcmp(key, "ignore_eos")) {
         ok = json_is_boolean(value) || line_bad(at, "\"ignore_eos\" is true or false");
@@ -253,43 +272,49 @@ static bool line_option(const struct place *at, const char *key, const json_t *v
     } else if (!strcmp(key, "stop_ids")) {
         ok = line_stop_ids(at, value, p);
     } else {
-        cbctl_complain(at->ctl, "%s, line %zu: unknown key \"%s\"", at->file, at->line, key);
-        ok = false;
+        ok = line_bad(at, "unknown key \"%s\"", key);
     }
     return ok;
 }
 
-static bool line_add(struct prompts *list, const struct place *at, const char *line, size_t bytes,
-                     const struct cb_request *defaults)
+static bool line_read(const struct place *at, const char *line, size_t bytes)
 {
+    struct prompt *p = at->prompt;
     json_error_t error;
-    json_t *o = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error), *value;
-    struct prompt *p;
+    json_t *value;
     const char *key;
 
-    if (!json_is_object(o)) {
-        json_decref(o);
-        return line_bad(at, o ? "not a JSON object" : error.text);
-    }
-    p = prompt_add(list, defaults);
-    if (!p) {
-        json_decref(o);
-        return false;
-    }
-    p->line = o;
-    json_object_foreach(o, key, value)
+    p->line = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
+    if (!json_is_object(p->line))
+        return line_bad(at, "%s", p->line ? "not a JSON object" : error.text);
+    json_object_foreach(p->line, key, value)
     {
         if (!line_option(at, key, value, p))
             return false;
     }
-    return line_prompt(at, o, p);
+    return line_prompt(at, p->line, p);
+}
+
+/* False: out of memory. */
+static bool line_add(struct prompts *list, const char *file, size_t number, const char *line,
+                     size_t bytes, const struct cb_request *defaults)
+{
+    const struct place at = {file, number, prompt_add(list, defaults)};
+
+    if (!at.prompt)
+        return false;
+    if (line_read(&at, line, bytes))
+        return true;
+    at.prompt->n_ids = 0; /* those that made sense are no prompt */
+    if (!at.prompt->fault)
+        cbctl_complain(list->ctl, "out of memory");
+    return at.prompt->fault != NULL;
 }
 
 bool prompts_add_file(struct prompts *list, const char *file, const struct cb_request *defaults)
 {
     FILE *f = strcmp(file, "-") == 0 ? stdin : fopen(file, "r");
-    struct place at = {list->ctl, file, 0};
-    size_t room = 0;
+    size_t room = 0, number = 0;
     ssize_t n;
     char *line = NULL;
     bool ok = f != NULL;
@@ -297,9 +322,9 @@ bool prompts_add_file(struct prompts *list, const char *file, const struct cb_re
     if (!f)
         cbctl_complain(list->ctl, "can't open %s: %s", file, strerror(errno));
     while (ok && (n = getline(&line, &room, f)) > 0) {
-        at.line++;
+        number++;
         if (strspn(line, " \t\r\n") < (size_t)n)
-            ok = line_add(list, &at, line, (size_t)n, defaults);
+            ok = line_add(list, file, number, line, (size_t)n, defaults);
     }
     if (ok && ferror(f)) {
         cbctl_complain(list->ctl, "can't read %s: %s", file, strerror(errno));

@@ -1,6 +1,6 @@
 /* tools/prompts.h - the prompts of `cbctl run`: a growing list, from the command line, from ids,
  * from a file with a JSON object a line. Each has its own options, the command line's where a line
- * says nothing. */
+ * says nothing. A line that makes no sense is a prompt that fails: the others run. */
 #ifndef CB_TOOLS_PROMPTS_H
 #define CB_TOOLS_PROMPTS_H
 
@@ -13,11 +13,15 @@
 #include "tools/cbctl.h"
 
 enum { PROMPT_STOPS_MAX = 16, PROMPT_STOP_IDS_MAX = 64 };
+/* JSON's whole numbers are signed for most who read it: every seed comes back as it was given. */
+#define PROMPT_SEED_MAX        ((uint64_t)INT64_MAX)
+#define PROMPT_DEADLINE_MS_MAX 1000000000000ull
 
 struct prompt {
     char *text;    /* owned; NULL: ids */
     uint32_t *ids; /* owned: given, or the text's once it was tokenized */
     size_t n_ids;
+    char *fault;               /* owned: why its line can't be sent; else NULL */
     struct cb_request request; /* its options; the prompt itself is filled in when it is sent */
     struct cb_string stops[PROMPT_STOPS_MAX]; /* of its line, if request.stops is NULL */
     uint32_t stop_ids[PROMPT_STOP_IDS_MAX];   /* likewise */
@@ -37,7 +41,8 @@ bool prompts_add_text(struct prompts *list, const char *text, const struct cb_re
 bool prompts_add_ids(struct prompts *list, const char *ids, const struct cb_request *defaults);
 /* Standard input as one text. */
 bool prompts_add_stdin(struct prompts *list, const struct cb_request *defaults);
-/* Lines of {"text": ...} or {"ids": [...]}; "-" is standard input. */
+/* Lines of {"text": ...} or {"ids": [...]}; "-" is standard input. False only if it can't be
+ * read. */
 bool prompts_add_file(struct prompts *list, const char *file, const struct cb_request *defaults);
 
 /* Points the request at the prompt's ids and its own stops, which have stopped moving. */

@@ -224,6 +224,10 @@ static void drop(json_t **lines, size_t n)
         json_decref(lines[--n]);
 }
 
+/* What every line has, and a failed one too. */
+static const char *const line_keys[] = {"index", "prompt_ids", "ids",   "text", "finish_reason",
+                                        "seed",  "usage",      "times", NULL};
+
 Test(cbctl, run_gives_the_same_in_every_form)
 {
     struct system s;
@@ -234,8 +238,7 @@ Test(cbctl, run_gives_the_same_in_every_form)
                                    "1 2 3", "--ids-in", "4,5", "One", "Two")),
                  0);
     for (int i = 0; i < 4; i++) {
-        expect_keys(lines[i], SETTINGS("index", "prompt_ids", "ids", "text", "finish_reason",
-                                       "seed", "usage", "times"));
+        expect_keys(lines[i], line_keys);
         expect_keys(json_object_get(lines[i], "usage"),
                     SETTINGS("prompt_tokens", "completion_tokens", "prefix_tokens"));
         expect_keys(json_object_get(lines[i], "times"),
@@ -356,8 +359,83 @@ Test(cbctl, run_from_a_file_with_mixed_options)
             cr_expect_str_eq(reason(lines[i]), "error");
             cr_expect(json_is_string(json_object_get(lines[i], "error")));
         }
+    for (int i = 0; i < 7; i++) {
+        expect_keys(lines[i], line_keys);
+        expect_keys(json_object_get(lines[i], "usage"),
+                    SETTINGS("prompt_tokens", "completion_tokens", "prefix_tokens"));
+        expect_keys(json_object_get(lines[i], "times"),
+                    SETTINGS("queued_ms", "first_token_ms", "total_ms"));
+    }
     drop(lines, 7);
     system_settle(&s);
+    system_fini(&s);
+}
+
+/* One bad line kept all the others from running. */
+Test(cbctl, run_from_a_file_with_lines_that_make_no_sense)
+{
+    static const char file[] = "{\"text\": \"One\", \"seed\": 9223372036854775807}\n"
+                               "nonsense\n"
+                               "{\"text\": \"Two\", \"max_new_token\": 3}\n"
+                               "{\"text\": \"Two\", \"max_new_tokens\": 2.5}\n"
+                               "{\"ids\": [1, 2, -3]}\n"
+                               "\n"
+                               "{\"text\": \"Two\", \"seed\": -1}\n"
+                               "{\"text\": \"Two\", \"seed\": 9223372036854775808}\n"
+                               "[1]\n"
+                               "{\"ids\": [8]}";
+    static const char *const faults[] = {
+        NULL,
+        "-:2: ",
+        "-:3: unknown key \"max_new_token\"",
+        "-:4: \"max_new_tokens\" is no whole number from 0 to 4294967294",
+        "-:5: \"ids\" holds something that is no token id",
+        "-:7: \"seed\" is no whole number from 0 to 9223372036854775807",
+        "-:8: ",
+        "-:9: not a JSON object",
+        NULL};
+    enum { N = sizeof faults / sizeof faults[0] };
+    struct system s;
+    json_t *lines[N];
+    start_null(&s);
+    cr_expect_eq(run_json(&s, file, lines, N, SETTINGS("-n", "4", "--file", "-")), 1);
+    for (int i = 0; i < N; i++) {
+        const char *error = json_string_value(json_object_get(lines[i], "error"));
+        expect_keys(lines[i], line_keys);
+        cr_expect_eq(json_array_size(json_object_get(lines[i], "ids")), faults[i] ? 0 : 4);
+        cr_expect_eq(json_integer_value(json_object_get(lines[i], "status")),
+                     faults[i] ? CB_INVALID : 0);
+        cr_expect(faults[i] ? error && strncmp(error, faults[i], strlen(faults[i])) == 0 : !error,
+                  "line %d: %s", i, error ? error : "no error");
+        cr_expect_str_eq(reason(lines[i]), faults[i] ? "error" : "length");
+    }
+    cr_expect_eq(json_integer_value(json_object_get(lines[0], "seed")), INT64_MAX);
+    drop(lines, N);
+    struct output o =
+        system_run(&s, file, "cbctl", SETTINGS("-i", s.instance, "run", "-n", "4", "--file", "-"));
+    cr_expect_eq(o.status, 1);
+    cr_expect(strstr(o.err, "prompt 3: -:3: unknown key"), "%s", o.err);
+    cr_expect(strstr(o.out, "[1]") && strstr(o.out, "[9]"), "%s", o.out);
+    output_free(&o);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+/* Times had all digits that a double has. */
+Test(cbctl, run_prints_times_to_the_microsecond)
+{
+    struct system s;
+    start_null(&s);
+    struct output o = system_run(&s, NULL, "cbctl",
+                                 SETTINGS("-i", s.instance, "run", "--json", "-n", "50", "One"));
+    const char *at = strstr(o.out, "\"times\"");
+    cr_assert(at, "%s%s", o.out, o.err);
+    for (int i = 0; i < 3; i++) {
+        at = strchr(at, '.');
+        cr_assert(at, "%s", o.out);
+        cr_expect_leq(strspn(++at, "0123456789"), 3, "%s", o.out);
+    }
+    output_free(&o);
     system_fini(&s);
 }
 

@@ -86,7 +86,7 @@ Test(complaints, too_many_who_say_nothing_are_complained_of)
     system_fini(&s);
 }
 
-Test(complaints, a_file_of_prompts_is_read_whole_or_not_at_all)
+Test(complaints, a_file_of_prompts_that_cannot_be_read_or_a_line_of_it)
 {
     struct system s;
     char path[80];
@@ -97,7 +97,7 @@ Test(complaints, a_file_of_prompts_is_read_whole_or_not_at_all)
     cr_assert(f);
     fwrite("{\"text\": \"a\"}\n{\"text\": \"b\"}\0junk\n", 1, 33, f);
     cr_assert_eq(fclose(f), 0);
-    complains(&s, NULL, SETTINGS("run", "-n", "1", "--file", path), 2, "line 2");
+    complains(&s, NULL, SETTINGS("run", "-n", "1", "--file", path), 1, "prompts:2: ");
     cr_assert_eq(remove(path), 0);
     system_fini(&s);
 }
@@ -107,6 +107,13 @@ Test(complaints, complaints_name_command_and_bounds)
     struct system s;
     begin(&s, "--page_size", "64");
     complains(&s, NULL, SETTINGS("run", "-n", "x", "a"), 2, "from 0 to 4294967294");
+    complains(&s, NULL, SETTINGS("run", "-n", "2.5", "a"), 2,
+              "-n is \"2.5\", which is no whole number from 0 to 4294967294");
+    complains(&s, NULL, SETTINGS("run", "--top-k", "1e3", "a"), 2, "no whole number from 0 to");
+    complains(&s, NULL, SETTINGS("run", "--seed", "9223372036854775808", "a"), 2,
+              "no whole number from 0 to 9223372036854775807");
+    complains(&s, NULL, SETTINGS("run", "--seed", "-1", "a"), 2, "--seed is \"-1\"");
+    complains(&s, NULL, SETTINGS("bench", "-r", "1.5"), 2, "no whole number from 1 to 4096");
     complains(&s, NULL, SETTINGS("bench", "extra"), 2, "cbctl bench: ");
     complains(&s, NULL, SETTINGS("cancel", "-1"), 2, "cbctl cancel --help");
     system_fini(&s);

@@ -5,7 +5,7 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <math.h>
+#include <float.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -109,16 +109,30 @@ static enum cb_status check_shape(const struct cb_request_entry *e,
     return CB_OK;
 }
 
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+/* By their bits, which order positive numbers as they are: our caller may be a thread to which
+ * denormal numbers count as zero, so that a comparison would refuse what the library let pass. */
 static enum cb_status check_sampling(struct cb_request_entry *e,
                                      const struct cb_message_limits *limits, uint32_t detail[2])
 {
-    /* Written so that NaN fails. */
-    if (!(e->temperature >= 0.0f) || isinf(e->temperature))
+    const uint32_t minus_zero = 0x80000000, one = 0x3f800000, infinite = 0x7f800000;
+
+    if (bits_of(e->temperature) == minus_zero)
+        e->temperature = 0;
+    if (bits_of(e->temperature) >= infinite)
         return bad(detail, CB_BAD_TEMPERATURE, 0, 0);
-    if (!(e->top_p > 0.0f && e->top_p <= 1.0f))
+    if (bits_of(e->top_p) == 0 || bits_of(e->top_p) > one)
         return bad(detail, CB_BAD_TOP_P, 0, 0);
-    if (e->temperature == 0.0f)
-        e->temperature = 0.0f; /* -0 is 0 */
+    /* Both keep the best token alone. */
+    if (bits_of(e->top_p) < bits_of(FLT_MIN))
+        e->top_p = FLT_MIN;
     if (e->top_k > limits->n_vocab)
         e->top_k = limits->n_vocab;
     return CB_OK;

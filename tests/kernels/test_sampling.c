@@ -1,6 +1,7 @@
 #include "kernels/sampling.h"
 
 #include <criterion/criterion.h>
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -115,7 +116,8 @@ Test(sampling, top_p_keeps_the_least_set)
     static const struct {
         float top_p;
         int n_kept;
-    } cases[] = {{0.69f, 2}, {0.71f, 3}, {0.39f, 1}, {0.41f, 2}, {1e-9f, 1}, {0, 1}, {0.95f, 4}};
+    } cases[] = {{0.69f, 2}, {0.71f, 3},   {0.39f, 1}, {0.41f, 2},
+                 {1e-9f, 1}, {FLT_MIN, 1}, {0, 1},     {0.95f, 4}};
     static const int rank[] = {2, 0, 3, 1};
     float logits[4];
     double probs[4];

@@ -1,6 +1,8 @@
 #include <criterion/criterion.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
+#include <xmmintrin.h>
 
 #include "shm/message.h"
 
@@ -114,6 +116,25 @@ Test(message, sampling_parameters)
     REFUSED(CB_BAD_TOP_P, 0, 0, e.top_p = 1.0001f);
     TAKEN(e.top_p = 1e-30f);
     TAKEN(e.top_k = UINT32_MAX);
+}
+
+/* The daemon's threads take denormal numbers for zero: a top_p that the library let pass was refused
+ * there, and a negative temperature taken. */
+Test(message, denormal_parameters_whatever_the_thread_makes_of_them)
+{
+    for (int as_zero = 0; as_zero < 2; as_zero++) {
+        struct cb_request_entry tiny = good();
+
+        if (as_zero)
+            _mm_setcsr(_mm_getcsr() | 0x8040);
+        tiny.temperature = 0x1p-149f;
+        tiny.top_p = 0x1p-149f;
+        cr_assert_eq(cb_message_check(&tiny, &limits, detail), CB_OK);
+        cr_assert_geq(tiny.top_p, FLT_MIN);
+        REFUSED(CB_BAD_TEMPERATURE, 0, 0, e.temperature = -0x1p-149f);
+        REFUSED(CB_BAD_TOP_P, 0, 0, e.top_p = -0x1p-149f);
+        TAKEN(e.top_p = 1.0f);
+    }
 }
 
 Test(message, what_is_normalised)

@@ -158,7 +158,7 @@ enum cb_kind {
 
 struct cb_options {
     size_t size;
-    const char *instance; /* NULL: "default" */
+    const char *instance; /* up to 31 bytes; NULL: "default" */
     const char *run_dir;  /* NULL: $CBD_RUNTIME_DIR, $XDG_RUNTIME_DIR/cbd, /run/cbd, /tmp/cbd-UID,
                              the first that has a trusted daemon; else only this one */
     const char *name;     /* shown to operators, up to 63 bytes; NULL: the program's name */

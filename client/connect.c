@@ -21,7 +21,8 @@
 #define HANDSHAKE_NS  2000000000ull
 #define LOOK_AGAIN_NS 20000000ull /* for a daemon that is not there yet */
 #define SPIN_NS_MAX   50000ull
-#define N_DESCRIPTORS 4 /* UP, DOWN, STATUS, VOCAB */
+#define N_DESCRIPTORS 4           /* UP, DOWN, STATUS, VOCAB */
+enum { INSTANCE_BYTES_MAX = 31 }; /* as cbd.conf(5) says */
 
 static void sleep_ns(uint64_t ns)
 {
@@ -133,6 +134,12 @@ int cb_connect_find(const struct cb_options *options)
     if (!*instance || strchr(instance, '/') || instance[0] == '.')
         return cb_fail_at("instance, a name without '/' and without '.' in front", CB_INVALID, 0,
                           0);
+    if (strlen(instance) > INSTANCE_BYTES_MAX) {
+        char where[96];
+        snprintf(where, sizeof(where), "instance '%.40s...' has more than %d bytes", instance,
+                 INSTANCE_BYTES_MAX);
+        return cb_fail_at(where, CB_INVALID, 0, 0);
+    }
     uint64_t begin = cb_now_ns();
     for (;;) {
         int r = try_all(instance, options);

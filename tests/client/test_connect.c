@@ -52,6 +52,25 @@ Test(connect, finds_the_run_directory_by_its_environment)
     fake_stop(f);
 }
 
+/* It was the run directory's path that was called too long. */
+Test(connect, an_instance_name_that_is_too_long_is_named)
+{
+    char name[200];
+    struct cb_options o;
+    struct cb_handle *h;
+    cb_options_init(&o);
+    o.instance = name;
+    memset(name, 'x', sizeof name);
+    name[199] = 0;
+    cr_assert_eq(cb_open(&h, &o), CB_INVALID);
+    expect_message("instance 'xxxx");
+    expect_message("has more than 31 bytes");
+    name[32] = 0;
+    cr_assert_eq(cb_open(&h, &o), CB_INVALID);
+    name[31] = 0;
+    cr_assert_eq(cb_open(&h, &o), CB_NO_DAEMON);
+}
+
 Test(connect, without_a_daemon_fails_at_once_or_after_wait_ms)
 {
     struct cb_options o;

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/cpu/cores.h"
 #include "kernels/cpu/isa.h"
 
 static struct backend *backend_close(struct backend *b)
@@ -21,7 +22,7 @@ static struct backend *backend_close(struct backend *b)
 static int backend_open(struct backend **backendp, const struct backend_config *config,
                         const char **why)
 {
-    uint32_t n_threads = config->n_threads ? config->n_threads : pool_n_cores();
+    uint32_t n_threads = config->n_threads ? config->n_threads : cores_usable();
     struct backend *b;
     int r;
 

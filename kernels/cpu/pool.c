@@ -14,7 +14,6 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <stdalign.h>
 #include <stdatomic.h>
@@ -256,49 +255,4 @@ struct pool *pool_free(struct pool *p)
         pthread_join(p->workers[i].thread, NULL);
     free(p);
     return NULL;
-}
-
-static long topology_number(int cpu, const char *file)
-{
-    char path[96];
-    long number = -1;
-    FILE *f;
-
-    snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/topology/%s", cpu, file);
-    f = fopen(path, "re");
-    if (!f)
-        return -1;
-    if (fscanf(f, "%ld", &number) != 1)
-        number = -1;
-    fclose(f);
-    return number;
-}
-
-uint32_t pool_n_cores(void)
-{
-    struct {
-        long package, core;
-    } seen[POOL_THREADS_MAX];
-    uint32_t n = 0;
-    cpu_set_t allowed;
-
-    if (sched_getaffinity(0, sizeof allowed, &allowed))
-        return 1;
-    for (int cpu = 0; cpu < CPU_SETSIZE && n < POOL_THREADS_MAX; cpu++) {
-        long package, core;
-        uint32_t i = 0;
-
-        if (!CPU_ISSET(cpu, &allowed))
-            continue;
-        package = topology_number(cpu, "physical_package_id");
-        core = topology_number(cpu, "core_id");
-        /* Without a topology every processor counts as a core. */
-        while (i < n && (core < 0 || seen[i].package != package || seen[i].core != core))
-            i++;
-        if (i < n)
-            continue;
-        seen[n].package = package;
-        seen[n++].core = core;
-    }
-    return n ? n : 1;
 }

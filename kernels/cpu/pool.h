@@ -31,7 +31,4 @@ uint32_t pool_n_threads(const struct pool *p);
  * they wrote is then visible. Claims shrink towards the end, so that workers finish together. */
 void pool_run(struct pool *p, pool_fn *fn, void *arg, uint32_t n_items, uint32_t run_max);
 
-/* One thread a physical core among those this process may use. At least 1. */
-uint32_t pool_n_cores(void);
-
 #endif

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "kernels/cpu/cores.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/kernels.h"
 
@@ -326,7 +327,7 @@ int main(int argc, char **argv)
     struct model m;
 
     kernels_thread_init();
-    check(pool_new(&pool, n_threads ? n_threads : pool_n_cores(), 0), "threads");
+    check(pool_new(&pool, n_threads ? n_threads : cores_usable(), 0), "threads");
     dots = dot_rate(pool);
     reads = read_rate(pool);
     pool_free(pool);

@@ -3,6 +3,7 @@
  * daemon can open it for writing, and it must have a name. */
 #include "shm/segment.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
@@ -13,6 +14,8 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "shm/stats.h"
 
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
@@ -270,12 +273,55 @@ static bool sweep(const char *name)
     return swept;
 }
 
+static bool is_random_name(const char *name)
+{
+    return strncmp(name, "cbd.", 4) == 0 && strspn(name + 4, "0123456789abcdef") == 32 &&
+           name[36] == 0;
+}
+
+/* Whether the page there says that it is this instance's. One that a starting daemon has not filled
+ * yet says nothing. */
+static bool says_instance(const char *name, const char *instance)
+{
+    struct cb_stats_page page = {0};
+    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+    bool is_it =
+        fd >= 0 &&
+        pread(fd, &page, sizeof page, 0) >= (ssize_t)offsetof(struct cb_stats_page, counters) &&
+        cb_load64(&page.magic, CB_RELAXED) == CB_STATS_MAGIC &&
+        strncmp(page.boot.instance, instance, sizeof page.boot.instance) == 0;
+
+    if (fd >= 0)
+        close(fd);
+    return is_it;
+}
+
+/* Removes what daemons of this instance left under random names. What can't be looked at stays. */
+static void sweep_random(const char *instance)
+{
+    DIR *d = opendir("/dev/shm");
+    struct dirent *e;
+
+    while (d && (e = readdir(d))) {
+        char name[CB_STATUS_NAME_MAX];
+
+        if (!is_random_name(e->d_name))
+            continue;
+        snprintf(name, sizeof name, "/%.36s", e->d_name);
+        if (says_instance(name, instance))
+            (void)sweep(name);
+    }
+    if (d)
+        closedir(d);
+}
+
 /* Opens the name exclusively, after sweeping a dead daemon's once; else under a random name. */
 static int open_exclusive(struct cb_status_segment *s, const char *instance, struct cb_why *why)
 {
     const int flags = O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC;
     int r = 0;
 
+    sweep_random(instance);
     plain_name(s->name, instance);
     s->lock_fd = shm_open(s->name, flags, 0600);
     if (s->lock_fd < 0 && errno == EEXIST) {

@@ -58,7 +58,8 @@ struct cb_status_segment {
 
 /* Makes /cbd.UID.INSTANCE.status exclusively, with `mode` (0644 or 0640) and, unless it is -1, the
  * group. A file there that is this uid's and whose flock can be had is left from a dead daemon and
- * is replaced; with anything else there, a random name is taken instead, which WELCOME tells. */
+ * is replaced; with anything else there, a random name is taken instead, which WELCOME tells. Pages that dead
+ * daemons of this uid and instance left under random names are removed. */
 int cb_status_segment_make(struct cb_status_segment *s, const char *instance, size_t bytes,
                            mode_t mode, gid_t group, struct cb_why *why);
 

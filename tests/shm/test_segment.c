@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "shm/segment.h"
+#include "shm/stats.h"
 
 enum { BYTES = 65536 };
 
@@ -185,6 +186,54 @@ Test(segment, status_is_found_by_name_and_vanishes)
     cb_status_segment_fini(&s);
     cb_status_segment_fini(&s);
     cr_assert_eq(cb_segment_open_status(&reader, name, geteuid(), &why), -ENOENT);
+}
+
+static void die(struct cb_status_segment *s)
+{
+    cb_segment_unmap(&s->map);
+    close(s->fd);
+    close(s->lock_fd);
+    s->lock_fd = s->fd = -1;
+}
+
+static bool is_there(const char *name)
+{
+    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+
+    if (fd >= 0)
+        close(fd);
+    return fd >= 0;
+}
+
+/* Only a dead daemon's own name was swept: these stayed for ever. */
+Test(segment, status_left_under_random_names_is_removed)
+{
+    enum { LIVE, DEAD, OTHER, EMPTY, N };
+    struct cb_status_segment plain, s[N], next;
+    struct cb_why why = {""};
+    struct cb_stats_boot boot = {.pid = 1};
+
+    cr_assert_eq(cb_status_segment_make(&plain, "test-c", 4096, 0644, (gid_t)-1, &why), 0);
+    for (int i = 0; i < N; i++) {
+        cr_assert_eq(cb_status_segment_make(&s[i], "test-c", 4096, 0644, (gid_t)-1, &why), 0);
+        cr_assert_null(strstr(s[i].name, "test-c"));
+        strcpy(boot.instance, i == OTHER ? "test-cd" : "test-c");
+        if (i != EMPTY)
+            cb_stats_init(s[i].map.base, &boot);
+    }
+    die(&s[DEAD]);
+    die(&s[OTHER]);
+    die(&s[EMPTY]);
+    cr_assert_eq(cb_status_segment_make(&next, "test-c", 4096, 0644, (gid_t)-1, &why), 0);
+    cr_expect(is_there(s[LIVE].name));
+    cr_expect_not(is_there(s[DEAD].name));
+    cr_expect(is_there(s[OTHER].name), "its own instance's next daemon removes it");
+    cr_expect(is_there(s[EMPTY].name));
+    shm_unlink(s[OTHER].name);
+    shm_unlink(s[EMPTY].name);
+    cb_status_segment_fini(&s[LIVE]);
+    cb_status_segment_fini(&next);
+    cb_status_segment_fini(&plain);
 }
 
 Test(segment, status_of_a_live_daemon_is_left_alone_and_of_a_dead_one_replaced)

@@ -1,5 +1,6 @@
 /* cbd: parse, open, run, close. */
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,6 +37,7 @@ struct program {
     struct daemon *daemon;
     struct loop_watch signals;
     gid_t socket_group, admin_group;
+    bool has_terminal; /* which may hang up */
 };
 
 static int fatal(struct program *p, const char *message)
@@ -55,23 +57,39 @@ static void signal_ready(struct loop_watch *w, uint32_t events)
     struct signalfd_siginfo info;
     (void)events;
     while (read(w->fd, &info, sizeof info) == (ssize_t)sizeof info) {
-        if (p->daemon->state == DAEMON_SERVING) {
-            daemon_drain(p->daemon, info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT");
-        } else {
+        bool is_hangup = info.ssi_signo == SIGHUP;
+        if (is_hangup && !p->has_terminal) {
+            log_info(&p->log, "SIGHUP changes nothing: `cbctl settings` does, or a new start");
+        } else if (p->daemon->state == DAEMON_SERVING) {
+            daemon_drain(p->daemon, is_hangup                   ? "SIGHUP"
+                                    : info.ssi_signo == SIGTERM ? "SIGTERM"
+                                                                : "SIGINT");
+        } else if (!is_hangup) { /* shell and terminal may both send that one */
             log_warnx(&p->log, "a second signal: stopping at once");
             daemon_stop(p->daemon);
         }
     }
 }
 
-/* SIGTERM and SIGINT come as a descriptor. Blocked before any thread is made, so that all inherit
- * it. */
+/* SIGTERM, SIGINT and SIGHUP come as a descriptor. Blocked before any thread is made, so that all
+ * inherit it. SIGHUP says that the terminal is gone, where there is one; elsewhere it is what
+ * supervisors and log rotation send to have files read again, of which there are none, and must not
+ * end the service. Under nohup it stays ignored: blocked, it would come all the same. */
 static int open_signals(struct program *p)
 {
+    struct sigaction hangup;
     sigset_t set;
+    int terminal = open("/dev/tty", O_RDWR | O_NOCTTY | O_CLOEXEC);
+    p->has_terminal = terminal >= 0;
+    if (terminal >= 0)
+        close(terminal);
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
+    if (sigaction(SIGHUP, NULL, &hangup) < 0)
+        return -errno;
+    if (hangup.sa_handler != SIG_IGN)
+        sigaddset(&set, SIGHUP);
     if (sigprocmask(SIG_BLOCK, &set, NULL) < 0 || signal(SIGPIPE, SIG_IGN) == SIG_ERR)
         return -errno;
     p->signals.fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -301,6 +302,51 @@ Test(start, sigterm_drains)
         cb_close(h);
         system_expect_log(&s, "cbd: stopped\n");
         system_fini(&s);
+    }
+}
+
+static void on_signal(int signal)
+{
+    (void)signal;
+}
+
+/* It killed the daemon, and left its socket and its clients' requests behind. */
+Test(start, sighup_drains_only_where_there_is_a_terminal)
+{
+    enum { NO_TERMINAL, NOHUP, TERMINAL };
+    /* A session of our own, whose terminal comes later; its end must not end the test. The leader of
+     * a process group has to leave that first. */
+    signal(SIGHUP, on_signal);
+    if (getsid(0) != getpid())
+        cr_assert(setpgid(0, getpgid(getppid())) == 0 && setsid() == getpid());
+    for (int i = NO_TERMINAL; i <= TERMINAL; i++) {
+        struct system s;
+        int ours = -1, its = -1;
+        if (i >= NOHUP) {
+            ours = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+            cr_assert(ours >= 0 && grantpt(ours) == 0 && unlockpt(ours) == 0);
+            its = open(ptsname(ours), O_RDWR | O_CLOEXEC);
+            cr_assert_geq(its, 0);
+        }
+        signal(SIGHUP, i == NOHUP ? SIG_IGN : on_signal);
+        system_init(&s);
+        system_start(&s, SETTINGS("--model", "null"));
+        system_signal(&s, SIGHUP);
+        if (i == TERMINAL) {
+            cr_expect_eq(system_wait(&s), 0);
+            system_expect_log(&s, "draining (SIGHUP)");
+        } else {
+            cb_close(system_open(&s, NULL));
+            cr_expect_eq(system_counter(&s, "draining"), 0);
+        }
+        if (i == NO_TERMINAL)
+            system_expect_log(&s, "SIGHUP changes nothing");
+        signal(SIGHUP, on_signal);
+        system_fini(&s);
+        if (i == NOHUP) /* to take another one */
+            cr_assert_eq(ioctl(its, TIOCNOTTY), 0);
+        close(its);
+        close(ours);
     }
 }
 

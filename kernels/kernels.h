@@ -246,6 +246,8 @@ struct backend_ops {
     /* h [n_tokens, rows of gate] = act(gate) * up, of the normed x. */
     int (*gate_up)(struct stream *s, struct tensor *h, const struct tensor *x,
                    const struct weight *w, const struct gate_up_args *args);
+    /* y row i = row rows[i] of x, for all rows of y; y is no part of x. */
+    int (*gather)(struct stream *s, struct tensor *y, const struct tensor *x, const uint32_t *rows);
     /* For each output row i of the step: rows[i], and logits[i] [n_vocab] where wanted. logits has
      * n_outputs rows; those not wanted are left as they are. w may be an EMBED or a LINEAR
      * weight. */
@@ -263,6 +265,10 @@ extern const struct backend_ops backend_cpu;
 
 /* The backend of that name, or NULL. */
 const struct backend_ops *backend_find(const char *name);
+
+/* The operator gather of backends whose tensors lie in the process's own memory. */
+int kernels_gather(struct stream *s, struct tensor *y, const struct tensor *x,
+                   const uint32_t *rows);
 
 /* "F32", "Q4_1", ... of a dtype; bytes of n_cols values in the file's layout (0: n_cols does not
  * fit the format's block). */

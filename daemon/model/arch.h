@@ -16,8 +16,8 @@ struct arch {
     /* Fills embed, head, output_norm and all layers of w. 0 or a negative errno with l's message;
      * weights_fini frees what was made. */
     int (*load)(struct loader *l, struct weights *w);
-    /* p->x from the step's tokens, through all layers; the head is forward.c's. 0 or a negative
-     * errno. */
+    /* p->y from the step's tokens, through all layers, for the tokens that have an output; the head
+     * is forward.c's. 0 or a negative errno. */
     int (*step)(const struct pass *p, const struct step *step);
 };
 

@@ -35,7 +35,8 @@ struct forward {
     struct kv *kv;
     struct stream *stream;
     uint32_t max_tokens, max_seqs;
-    struct tensor x, q, o, h, logits;
+    struct tensor x, q, o, h, y, logits;
+    uint32_t *output_idx;   /* [max_tokens] 0, 1, 2, ...: outputs as rows of y */
     struct head_row *rows;  /* [max_outputs] */
     uint8_t *want_logits;   /* [max_outputs] */
     struct sample *samples; /* [max_outputs] of the step in flight */
@@ -125,7 +126,7 @@ static int open_backend(struct opening *o)
 static uint64_t fixed_bytes(const struct opening *o)
 {
     const struct config *c = &o->f->config;
-    uint64_t row = row_stride(c->n_embd) + row_stride(c->n_ff) +
+    uint64_t row = 2 * row_stride(c->n_embd) + row_stride(c->n_ff) +
                    2 * row_stride(c->n_heads * c->head_dim) + 2 * row_stride(widest_row(c));
     uint64_t bytes = row * o->f->max_tokens;
 
@@ -287,6 +288,8 @@ static int make_scratch(struct opening *o)
     if (!r)
         r = make_rows(o, &f->h, f->max_tokens, c->n_ff);
     if (!r)
+        r = make_rows(o, &f->y, f->max_tokens, c->n_embd);
+    if (!r)
         r = make_rows(o, &f->logits, LOGIT_ROWS, c->n_vocab);
     if (r)
         return r;
@@ -294,7 +297,10 @@ static int make_scratch(struct opening *o)
     f->rows = rows;
     f->want_logits = calloc(max_outputs(f), sizeof f->want_logits[0]);
     f->samples = calloc(max_outputs(f), sizeof f->samples[0]);
-    if (r || !f->want_logits || !f->samples)
+    f->output_idx = calloc(f->max_tokens, sizeof f->output_idx[0]);
+    for (uint32_t i = 0; i < f->max_tokens && f->output_idx; i++)
+        f->output_idx[i] = i;
+    if (r || !f->want_logits || !f->samples || !f->output_idx)
         return model_refuse(o->message, -ENOMEM, "no memory for %" PRIu32 " outputs a step",
                             max_outputs(f));
     return 0;
@@ -364,7 +370,7 @@ static struct forward *forward_of(struct model *m)
     return (struct forward *)m; /* first in it */
 }
 
-/* All layers: f->x holds the step's residual stream. */
+/* All layers: f->y holds the residual stream of the step's outputs. */
 static int run_layers(struct forward *f, const struct step *step)
 {
     const struct pass pass = {
@@ -377,11 +383,13 @@ static int run_layers(struct forward *f, const struct step *step)
         .q = &f->q,
         .o = &f->o,
         .h = &f->h,
+        .y = &f->y,
     };
 
     assert(step->n_tokens >= 1 && step->n_tokens <= f->max_tokens);
     assert(step->n_seqs <= f->max_seqs);
     f->x.n_rows = f->q.n_rows = f->o.n_rows = f->h.n_rows = step->n_tokens;
+    f->y.n_rows = step->n_outputs;
     return f->config.arch->step(&pass, step);
 }
 
@@ -397,10 +405,10 @@ static int run_head(struct forward *f, const struct step *step, uint32_t first, 
         .want_logits = want_logits,
     };
 
-    part.output_token_idx += first;
+    part.output_token_idx = f->output_idx + first;
     part.n_outputs = n;
     logits->n_rows = n;
-    return f->ops->head(f->stream, logits, f->rows, &f->x, f->weights.head, &args);
+    return f->ops->head(f->stream, logits, f->rows, &f->y, f->weights.head, &args);
 }
 
 static int forward_step_submit(struct model *m, const struct step *step,
@@ -462,9 +470,11 @@ static void forward_free(struct model *m)
 
     free(f->samples);
     free(f->want_logits);
+    free(f->output_idx);
     if (f->backend) {
         free_rows(f, f->rows);
         free_rows(f, f->logits.data);
+        free_rows(f, f->y.data);
         free_rows(f, f->h.data);
         free_rows(f, f->o.data);
         free_rows(f, f->q.data);

@@ -21,6 +21,7 @@ struct pass {
     struct tensor *q; /* [n_tokens, n_heads * head_dim]                   */
     struct tensor *o; /* [n_tokens, n_heads * head_dim] attention's output */
     struct tensor *h; /* [n_tokens, n_ff]                                 */
+    struct tensor *y; /* [n_outputs, n_embd] what becomes of x's rows that have an output */
 };
 
 /* Runs a step of a model that forward.c opened, and writes the logits of all its outputs,

@@ -81,6 +81,7 @@ static int llama_load(struct loader *l, struct weights *w)
     return r;
 }
 
+/* Queries, keys, values and attention of a layer: p->o. */
 static int step_attention(const struct pass *p, const struct step *step, uint32_t i)
 {
     const struct config *c = p->config;
@@ -105,17 +106,13 @@ static int step_attention(const struct pass *p, const struct step *step, uint32_
         .head_dim = c->head_dim,
         .scale = 1.0f / sqrtf((float)c->head_dim),
     };
-    const struct epilogue add = {.residual = p->x};
     int r = p->ops->qkv(p->stream, p->q, p->kv, p->x, &qkv);
 
-    if (!r)
-        r = p->ops->attention(p->stream, p->o, p->q, p->kv, &attention);
-    if (!r)
-        r = p->ops->linear(p->stream, p->x, p->o, l->out, &add);
-    return r;
+    return r ? r : p->ops->attention(p->stream, p->o, p->q, p->kv, &attention);
 }
 
-static int step_mlp(const struct pass *p, uint32_t i)
+/* The rest of a layer, row by row: x from x and attention's output o. */
+static int step_rows(const struct pass *p, struct tensor *x, const struct tensor *o, uint32_t i)
 {
     const struct layer *l = &p->weights->layers[i];
     const struct gate_up_args gate_up = {
@@ -123,24 +120,43 @@ static int step_mlp(const struct pass *p, uint32_t i)
         .norm_eps = p->config->norm_eps,
         .act = ACT_SILU,
     };
-    const struct epilogue add = {.residual = p->x};
-    int r = p->ops->gate_up(p->stream, p->h, p->x, l->gate_up, &gate_up);
+    const struct epilogue add = {.residual = x};
+    int r = p->ops->linear(p->stream, x, o, l->out, &add);
 
     if (!r)
-        r = p->ops->linear(p->stream, p->x, p->h, l->down, &add);
+        r = p->ops->gate_up(p->stream, p->h, x, l->gate_up, &gate_up);
+    if (!r)
+        r = p->ops->linear(p->stream, x, p->h, l->down, &add);
     return r;
+}
+
+/* Behind the last layer's attention no row is of use but those that have an output. */
+static int step_outputs(const struct pass *p, const struct step *step, uint32_t i)
+{
+    int r;
+
+    if (step->n_outputs == 0)
+        return 0;
+    p->q->n_rows = p->h->n_rows = step->n_outputs; /* the queries are done with */
+    r = p->ops->gather(p->stream, p->y, p->x, step->output_token_idx);
+    if (!r)
+        r = p->ops->gather(p->stream, p->q, p->o, step->output_token_idx);
+    return r ? r : step_rows(p, p->y, p->q, i);
 }
 
 static int llama_step(const struct pass *p, const struct step *step)
 {
+    uint32_t last = p->config->n_layers - 1;
     int r = p->ops->embed(p->stream, p->x, p->weights->embed, step->tokens, 1.0f);
 
-    for (uint32_t i = 0; i < p->config->n_layers && !r; i++) {
+    for (uint32_t i = 0; i < last && !r; i++) {
         r = step_attention(p, step, i);
         if (!r)
-            r = step_mlp(p, i);
+            r = step_rows(p, p->x, p->o, i);
     }
-    return r;
+    if (!r)
+        r = step_attention(p, step, last);
+    return r ? r : step_outputs(p, step, last);
 }
 
 const struct arch arch_llama = {

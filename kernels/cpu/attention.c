@@ -15,11 +15,13 @@
 
 #include "kernels/cpu/vec.h"
 
+enum { NEXT_KEYS = 144 };
+
 static struct attention_scratch scratch_of(const struct attention_job *job, uint32_t worker)
 {
     uint8_t *at = job->s->scratch + worker * job->s->scratch_bytes;
     size_t hd = job->args->head_dim, o_bytes = job->o_stride * sizeof(float);
-    struct attention_scratch c;
+    struct attention_scratch c = {0};
 
     c.q = at;
     /* The last row's store may run past its end by less than a vector. */
@@ -51,6 +53,36 @@ static void rows_of(const struct attention_job *job, const struct attention_tile
                                          .first = first,
                                          .end = end};
     }
+}
+
+/* Where keys of a sequence begin at a position, as far as they lie in one piece and are soon
+ * wanted. */
+static struct attention_next keys_at(const struct attention_job *job, uint32_t seq_idx,
+                                     uint32_t kv_head, uint32_t position)
+{
+    const struct step *step = job->args->step;
+    const struct kv_shape *shape = &job->kv->shape;
+    uint32_t page = step->table[step->table_off[seq_idx] + position / shape->page_size];
+    uint32_t at = position % shape->page_size, n_keys = shape->page_size - at;
+
+    n_keys = n_keys < NEXT_KEYS ? n_keys : NEXT_KEYS;
+    if (page >= shape->n_pages)
+        return (struct attention_next){0};
+    return (struct attention_next){kv_block(job->kv, page, job->args->layer, kv_head, at),
+                                   (uint32_t)(n_keys / 16 * 2 * job->kv->half_bytes / 64)};
+}
+
+/* The first keys of an item, if there is one. */
+static struct attention_next first_keys(const struct attention_job *job, uint32_t item)
+{
+    const struct attention_tile *tile = &job->s->tiles[item / job->args->n_kv_heads];
+    uint32_t kv_head = item % job->args->n_kv_heads;
+    struct attention_row row;
+
+    if (item >= job->n_items)
+        return (struct attention_next){0};
+    rows_of(job, &(struct attention_tile){tile->seq_idx, tile->row_begin, 1}, kv_head, &row);
+    return keys_at(job, tile->seq_idx, kv_head, row.first / KERNELS_SPAN * KERNELS_SPAN);
 }
 
 /* total, sum <- merge with a later partial that saw a key. */
@@ -104,9 +136,10 @@ static void finish_row(const struct attention_job *job, const struct attention_r
 }
 
 /* All spans of a tile for one KV head. */
-static void attend(const struct attention_job *job, const struct attention_tile *tile,
-                   uint32_t kv_head, uint32_t worker, bool plain)
+static void attend(const struct attention_job *job, uint32_t item, uint32_t worker, bool plain)
 {
+    const struct attention_tile *tile = &job->s->tiles[item / job->args->n_kv_heads];
+    uint32_t kv_head = item % job->args->n_kv_heads;
     struct attention_scratch c = scratch_of(job, worker);
     struct attention_row rows[ATTENTION_ROWS];
     struct attention_softmax total[ATTENTION_ROWS] = {0}, part[ATTENTION_SUB_ROWS];
@@ -118,6 +151,11 @@ static void attend(const struct attention_job *job, const struct attention_tile 
     first = rows[0].first / KERNELS_SPAN;
     end = rows[tile->n_rows - 1].end;
     for (uint32_t span = first; span * KERNELS_SPAN < end; span++) {
+        uint32_t next = (span + 1) * KERNELS_SPAN;
+
+        if (tile->n_rows <= FEW_ROWS)
+            c.next =
+                next < end ? keys_at(job, tile->seq_idx, kv_head, next) : first_keys(job, item + 1);
         for (uint32_t r = 0; r < tile->n_rows; r += ATTENTION_SUB_ROWS) {
             uint32_t n =
                 tile->n_rows - r < ATTENTION_SUB_ROWS ? tile->n_rows - r : ATTENTION_SUB_ROWS;
@@ -136,13 +174,9 @@ static void attend(const struct attention_job *job, const struct attention_tile 
 static void attend_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct attention_job *job = arg;
-    uint32_t n_kv_heads = job->args->n_kv_heads;
 
-    for (uint32_t item = begin; item < end; item++) {
-        const struct attention_tile *tile = &job->s->tiles[item / n_kv_heads];
-
-        attend(job, tile, item % n_kv_heads, worker, job->kv->shape.dtype == DTYPE_F32);
-    }
+    for (uint32_t item = begin; item < end; item++)
+        attend(job, item, worker, job->kv->shape.dtype == DTYPE_F32);
 }
 
 /* ---- spans shared by workers ----------------------------------------------------------------- */
@@ -256,11 +290,11 @@ int LEVEL(attention)(struct stream *stream, struct tensor *o, const struct tenso
                                 .group = args->n_heads / args->n_kv_heads,
                                 .o_stride = (args->head_dim + 15) / 16 * 16};
     struct pool *pool = s->backend->pool;
-    uint32_t rows_max, spans_max,
-        n_items = cut_tiles(&job, &rows_max, &spans_max) * args->n_kv_heads;
-    size_t partials_bytes =
-        (size_t)n_items * spans_max * rows_max * (16 + job.o_stride) * sizeof(float);
+    uint32_t rows_max, spans_max, n_items;
+    size_t partials_bytes;
 
+    job.n_items = n_items = cut_tiles(&job, &rows_max, &spans_max) * args->n_kv_heads;
+    partials_bytes = (size_t)n_items * spans_max * rows_max * (16 + job.o_stride) * sizeof(float);
     if (n_items < 2 * pool_n_threads(pool) && pool_n_threads(pool) > 1 && spans_max > 1 &&
         partials_bytes <= s->partials_bytes) {
         job.split_spans = spans_max;

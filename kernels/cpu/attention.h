@@ -5,17 +5,27 @@
 
 #include "kernels/cpu/level.h"
 
-enum { ATTENTION_SUB_ROWS = 8 }; /* rows whose scores are made together: 8 KiB */
+enum {
+    ATTENTION_SUB_ROWS = 8, /* rows whose scores are made together: 8 KiB */
+    FEW_ROWS = 4 /* so few wait for memory, not for arithmetic: what is next is fetched meanwhile */
+};
 
 struct attention_job {
     struct cpu_stream *s;
     const struct attention_args *args;
     const struct tensor *o, *q;
     const struct kv *kv;
+    uint32_t n_items;      /* (tile, KV head) */
     uint32_t group;        /* query heads a KV head */
     uint32_t o_stride;     /* floats of a partial's vector: head_dim rounded up to 16 */
     uint32_t split_spans;  /* 0: items have all their spans; else so many items a tile and head */
     uint32_t partial_rows; /* split: rows reserved a (tile, head)                               */
+};
+
+/* Keys that the worker will want after those at hand, for the cache. */
+struct attention_next {
+    const uint8_t *keys;
+    uint32_t n_lines; /* 0: not known */
 };
 
 /* A worker's scratch, carved from the stream's. */
@@ -25,6 +35,7 @@ struct attention_scratch {
     uint8_t *p;   /* [8][256] coefficients, in place */
     float *part;  /* [8][o_stride]                   */
     float *total; /* [32][o_stride]                  */
+    struct attention_next next;
 };
 
 /* What is known of a row besides its vector. */

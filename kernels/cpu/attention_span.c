@@ -15,12 +15,20 @@ enum {
     SPAN_BLOCKS = KERNELS_SPAN / 16,
 #if VEC_512
     SCORE_ROWS = 8,
-    VALUE_VECTORS = 4
+    VALUE_VECTORS = 4,
 #else
     SCORE_ROWS = 4,
-    VALUE_VECTORS = 1
+    VALUE_VECTORS = 1,
 #endif
+    FETCH_LEVEL = 2
 };
+
+/* Lines of a stream in order, which memory likes best. */
+INLINE void fetch(const uint8_t *p, uint32_t n_lines)
+{
+    for (uint32_t line = 0; line < n_lines; line++)
+        __builtin_prefetch(p + 64 * line, 0, FETCH_LEVEL);
+}
 
 INLINE void queries(const struct attention_job *job, const struct attention_row *rows,
                     uint32_t n_rows, uint8_t *coef, const int plain)
@@ -59,32 +67,43 @@ static void find_blocks(const struct attention_job *job, uint32_t seq_idx, uint3
 {
     const struct step *step = job->args->step;
     const struct kv_shape *shape = &job->kv->shape;
-    size_t block_bytes = (size_t)shape->head_dim * 16 * (shape->dtype == DTYPE_F32 ? 4 : 2);
 
     for (uint32_t b = begin; b < end; b++) {
         uint32_t position = span * KERNELS_SPAN + b * 16;
         uint32_t page = step->table[step->table_off[seq_idx] + position / shape->page_size];
-        size_t offset = position % shape->page_size / 16 * block_bytes;
 
         /* The host checks page numbers; an unchecked one would read anywhere. */
         page = page < shape->n_pages ? page : 0;
-        k[b] = kv_k(job->kv, page, job->args->layer, kv_head) + offset;
-        v[b] = kv_v(job->kv, page, job->args->layer, kv_head) + offset;
+        k[b] = kv_block(job->kv, page, job->args->layer, kv_head, position % shape->page_size);
+        v[b] = k[b] + job->kv->half_bytes;
     }
 }
 
-/* Scores of n_rows rows and n_blocks blocks of keys, both constants. */
-INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t hd,
-                         const uint32_t n_rows, const uint32_t n_blocks, const int plain)
+/* Scores of n_rows rows and n_blocks blocks of keys, both constants; n_ahead blocks follow. */
+INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t n_ahead,
+                         uint32_t hd, const uint32_t n_rows, const uint32_t n_blocks,
+                         const int plain)
 {
     const size_t pair_bytes = plain ? 128 : 64, q_bytes = hd * COEF_BYTES(plain);
+    const uint32_t n_lines = plain ? 16 : 8; /* a turn: all blocks in hd / 2 turns */
     v16 acc[SCORE_ROWS][4];
+    const uint8_t *const *ahead = k + n_blocks;
+    size_t fetched = 0;
 
     UNROLL for (uint32_t r = 0; r < n_rows; r++)
     {
         UNROLL for (uint32_t b = 0; b < n_blocks; b++) acc[r][b] = v_zero();
     }
     for (uint32_t d = 0; d < hd / 2; d++) {
+        if (n_rows <= FEW_ROWS && n_blocks == 4 && n_ahead) {
+            fetch(*ahead + fetched, n_lines);
+            fetched += n_lines * 64;
+            if (fetched >= pair_bytes * hd) {
+                fetched = 0;
+                n_ahead--;
+                ahead++;
+            }
+        }
         UNROLL for (uint32_t b = 0; b < n_blocks; b++)
         {
             pair key = pair_load(k[b] + d * pair_bytes, 64, plain);
@@ -107,9 +126,9 @@ INLINE void score_rows(float *score, const uint8_t *q, const uint8_t *const *k, 
     uint32_t b = begin;
 
     for (; b + n_blocks <= end; b += n_blocks)
-        score_blocks(score + 16 * b, q, k + b, hd, n_rows, n_blocks, plain);
+        score_blocks(score + 16 * b, q, k + b, end - b - n_blocks, hd, n_rows, n_blocks, plain);
     for (; b < end; b++)
-        score_blocks(score + 16 * b, q, k + b, hd, n_rows, 1, plain);
+        score_blocks(score + 16 * b, q, k + b, 0, hd, n_rows, 1, plain);
 }
 
 INLINE void scores(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t begin,
@@ -207,7 +226,8 @@ static void softmax_row(const struct attention_job *job, const struct attention_
 /* out[r] = sum of p * V over n_vectors * 16 dimensions; n_rows and n_vectors are constants. */
 INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
                         size_t v_off, uint32_t begin, uint32_t end, uint32_t hd,
-                        const uint32_t n_rows, const uint32_t n_vectors, const int plain)
+                        const struct attention_next *next, const uint32_t n_rows,
+                        const uint32_t n_vectors, const int plain)
 {
     const size_t pair_bytes = (size_t)hd * (plain ? 8 : 4), p_bytes = KERNELS_SPAN * sizeof(float);
     v16 acc[4][4];
@@ -219,6 +239,8 @@ INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const
     for (uint32_t b = begin; b < end; b++) {
         const uint8_t *value = v[b] + v_off, *coef = p + 16 * b * COEF_BYTES(plain);
 
+        if (v_off == 0)
+            fetch(next->keys + (size_t)(b - begin) * next->n_lines * 64, next->n_lines);
         for (uint32_t j = 0; j < 8; j++) {
             UNROLL for (uint32_t i = 0; i < n_vectors; i++)
             {
@@ -238,36 +260,38 @@ INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const
 }
 
 INLINE void value_rows(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
-                       uint32_t begin, uint32_t end, uint32_t hd, const uint32_t n_rows,
-                       const int plain)
+                       uint32_t begin, uint32_t end, uint32_t hd, const struct attention_next *next,
+                       const uint32_t n_rows, const int plain)
 {
     uint32_t d = 0;
 
     for (; d + 16 * VALUE_VECTORS <= out_stride; d += 16 * VALUE_VECTORS)
-        value_block(out + d, out_stride, p, v, (size_t)d * 4, begin, end, hd, n_rows, VALUE_VECTORS,
-                    plain);
+        value_block(out + d, out_stride, p, v, (size_t)d * 4, begin, end, hd, next, n_rows,
+                    VALUE_VECTORS, plain);
     for (; d < out_stride; d += 16)
-        value_block(out + d, out_stride, p, v, (size_t)d * 4, begin, end, hd, n_rows, 1, plain);
+        value_block(out + d, out_stride, p, v, (size_t)d * 4, begin, end, hd, next, n_rows, 1,
+                    plain);
 }
 
 INLINE void values(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
-                   uint32_t begin, uint32_t end, uint32_t hd, uint32_t n_rows, const int plain)
+                   uint32_t begin, uint32_t end, uint32_t hd, const struct attention_next *next,
+                   uint32_t n_rows, const int plain)
 {
     while (n_rows) {
         uint32_t n = n_rows >= 4 ? 4 : n_rows;
 
         switch (n) {
         case 4:
-            value_rows(out, out_stride, p, v, begin, end, hd, 4, plain);
+            value_rows(out, out_stride, p, v, begin, end, hd, next, 4, plain);
             break;
         case 3:
-            value_rows(out, out_stride, p, v, begin, end, hd, 3, plain);
+            value_rows(out, out_stride, p, v, begin, end, hd, next, 3, plain);
             break;
         case 2:
-            value_rows(out, out_stride, p, v, begin, end, hd, 2, plain);
+            value_rows(out, out_stride, p, v, begin, end, hd, next, 2, plain);
             break;
         default:
-            value_rows(out, out_stride, p, v, begin, end, hd, 1, plain);
+            value_rows(out, out_stride, p, v, begin, end, hd, next, 1, plain);
             break;
         }
         out += n * out_stride;
@@ -284,6 +308,7 @@ INLINE void partials(const struct attention_job *job, const struct attention_scr
 {
     const uint8_t *k[SPAN_BLOCKS], *v[SPAN_BLOCKS];
     uint32_t base = span * KERNELS_SPAN, begin = SPAN_BLOCKS, end = 0, hd = job->args->head_dim;
+    struct attention_next next = c->next;
 
     for (uint32_t i = 0; i < n_rows; i++) {
         struct attention_row *row = &rows[i];
@@ -305,7 +330,9 @@ INLINE void partials(const struct attention_job *job, const struct attention_scr
     scores(c->score, q, k, begin, end, hd, n_rows, plain);
     for (uint32_t i = 0; i < n_rows; i++)
         softmax_row(job, &rows[i], c->score + i * KERNELS_SPAN, begin, end, &sm[i], plain);
-    values(c->part, job->o_stride, c->p, v, begin, end, hd, n_rows, plain);
+    /* Each block of values has its share of what is fetched. */
+    next.n_lines = (next.n_lines + end - begin - 1) / (end - begin);
+    values(c->part, job->o_stride, c->p, v, begin, end, hd, &next, n_rows, plain);
 }
 
 void LEVEL(attention_span)(const struct attention_job *job, const struct attention_scratch *c,

@@ -154,6 +154,7 @@ const struct backend_ops backend_cpu = {
     .attention = op_attention,
     .linear = op_linear,
     .gate_up = op_gate_up,
+    .gather = kernels_gather,
     .head = op_head,
     .sample = cpu_sample,
 };

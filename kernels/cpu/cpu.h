@@ -52,14 +52,14 @@ struct weight {
     struct panels parts[3];
 };
 
-/* Page p, layer l, head h: K at data + p*page_bytes + (l*n_kv_heads + h)*2*head_bytes, V right
- * behind it, at head_bytes more.
- *   bf16   K [P/16][hd/2][16 tokens][2]   V [P/2][hd][2 tokens]
- *   f32    K [P/16][hd][16 tokens]        V [P][hd]                                            */
+/* Page p, layer l, head h: blocks of 16 tokens from data + p*page_bytes + (l*n_kv_heads +
+ * h)*head_bytes, each of them K, then V, so that a sequence's head is one stream from memory.
+ *   bf16   K [hd/2][16 tokens][2]   V [8][hd][2 tokens]
+ *   f32    K [hd][16 tokens]        V [16][hd]                                                   */
 struct kv {
     struct kv_shape shape;
     uint8_t *data;
-    size_t page_bytes, head_bytes, mapped_bytes;
+    size_t page_bytes, head_bytes, half_bytes, mapped_bytes; /* half: a block's K, or its V */
 };
 
 /* Activations of a region, in the forms its weight wants. A tile of n <= 8 tokens is, for each
@@ -136,16 +136,14 @@ static inline uint32_t heads_panels(uint32_t head_dim)
     return n;
 }
 
-static inline uint8_t *kv_k(const struct kv *kv, uint32_t page_idx, uint32_t layer, uint32_t head)
+/* K of the block that holds token `at` of a page; its V lies half_bytes behind. */
+static inline uint8_t *kv_block(const struct kv *kv, uint32_t page_idx, uint32_t layer,
+                                uint32_t head, uint32_t at)
 {
     size_t heads = (size_t)layer * kv->shape.n_kv_heads + head;
 
-    return kv->data + (size_t)page_idx * kv->page_bytes + heads * 2 * kv->head_bytes;
-}
-
-static inline uint8_t *kv_v(const struct kv *kv, uint32_t page_idx, uint32_t layer, uint32_t head)
-{
-    return kv_k(kv, page_idx, layer, head) + kv->head_bytes;
+    return kv->data + (size_t)page_idx * kv->page_bytes + heads * kv->head_bytes +
+           at / 16 * 2 * kv->half_bytes;
 }
 
 static inline float *tensor_row(const struct tensor *t, uint32_t row_idx)

@@ -21,7 +21,22 @@ struct head_job {
 };
 
 /* logit [n_rows <= 16] of the panel that begins at row row_idx. */
-static void track_panel(struct head_track *track, const float *logit, uint32_t n_rows,
+#if VEC_512
+INLINE void track_panel(struct head_track *track, const float *logit, uint32_t n_rows,
+                        uint32_t row_idx)
+{
+    const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+    __mmask16 rows = (__mmask16)(n_rows >= 16 ? 0xffffu : (1u << n_rows) - 1);
+    __m512 a = _mm512_maskz_loadu_ps(rows, logit), best = _mm512_loadu_ps(track->best);
+    __m512i bits = _mm512_and_si512(_mm512_castps_si512(a), exponent);
+    __mmask16 better = _mm512_mask_cmp_ps_mask(rows, a, best, _CMP_GT_OQ);
+
+    track->not_finite |= _mm512_cmpeq_epi32_mask(bits, exponent);
+    _mm512_storeu_ps(track->best, _mm512_mask_mov_ps(best, better, a));
+    _mm512_mask_storeu_epi32(track->row, better, _mm512_set1_epi32((int)row_idx));
+}
+#else
+INLINE void track_panel(struct head_track *track, const float *logit, uint32_t n_rows,
                         uint32_t row_idx)
 {
     uint32_t not_finite = 0;
@@ -35,6 +50,7 @@ static void track_panel(struct head_track *track, const float *logit, uint32_t n
     }
     track->not_finite |= not_finite;
 }
+#endif
 
 static void head_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {

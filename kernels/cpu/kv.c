@@ -10,14 +10,15 @@
 
 enum { SYSTEM_PAGE = 4096 };
 
-static size_t head_bytes(const struct kv_shape *shape)
+static size_t half_bytes(const struct kv_shape *shape)
 {
-    return (size_t)shape->page_size * shape->head_dim * (shape->dtype == DTYPE_F32 ? 4 : 2);
+    return (size_t)16 * shape->head_dim * (shape->dtype == DTYPE_F32 ? 4 : 2);
 }
 
 size_t cpu_kv_page_bytes(const struct kv_shape *shape)
 {
-    size_t bytes = (size_t)shape->n_layers * shape->n_kv_heads * 2 * head_bytes(shape);
+    size_t bytes = (size_t)shape->n_layers * shape->n_kv_heads * (shape->page_size / 16) * 2 *
+                   half_bytes(shape);
 
     return (bytes + SYSTEM_PAGE - 1) / SYSTEM_PAGE * SYSTEM_PAGE;
 }
@@ -47,8 +48,10 @@ int cpu_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
     kv = calloc(1, sizeof *kv);
     if (!kv)
         return -ENOMEM;
-    *kv = (struct kv){
-        .shape = *shape, .page_bytes = cpu_kv_page_bytes(shape), .head_bytes = head_bytes(shape)};
+    *kv = (struct kv){.shape = *shape,
+                      .page_bytes = cpu_kv_page_bytes(shape),
+                      .head_bytes = shape->page_size / 16 * 2 * half_bytes(shape),
+                      .half_bytes = half_bytes(shape)};
     /* The last row's vector load may run past the last page by less than a vector. */
     kv->mapped_bytes = kv->page_bytes * shape->n_pages + SYSTEM_PAGE;
     kv->data = mmap(NULL, kv->mapped_bytes, PROT_READ | PROT_WRITE,
@@ -95,8 +98,10 @@ int cpu_kv_clear(struct kv *kv, uint32_t page_idx)
     if (page_idx >= kv->shape.n_pages)
         return -EINVAL;
     for (uint32_t layer = 0; layer < kv->shape.n_layers; layer++) {
-        for (uint32_t head = 0; head < kv->shape.n_kv_heads; head++)
-            memset(kv_v(kv, page_idx, layer, head), 0, kv->head_bytes);
+        for (uint32_t head = 0; head < kv->shape.n_kv_heads; head++) {
+            for (uint32_t at = 0; at < kv->shape.page_size; at += 16)
+                memset(kv_block(kv, page_idx, layer, head, at) + kv->half_bytes, 0, kv->half_bytes);
+        }
     }
     return 0;
 }

@@ -69,7 +69,7 @@ INLINE void tile_quantised(float *out, size_t out_stride, const uint8_t *panel, 
         __m512 d;
 
         UNROLL for (size_t line = 0; line < group_bytes; line += 64)
-            _mm_prefetch((const char *)panel + PREFETCH_BYTES + line, _MM_HINT_T0);
+            _mm_prefetch((const char *)panel + PREFETCH_BYTES + line, _MM_HINT_T1);
         UNROLL for (uint32_t i = 0; i < n_tokens; i++)
         {
             s[i] =

@@ -30,15 +30,15 @@ static void write_key(const struct qkv_job *job, const float *x, uint16_t *half,
 {
     uint32_t page_size = job->kv->shape.page_size, hd = job->args->head_dim;
     uint32_t at = slot % page_size;
-    uint8_t *k = kv_k(job->kv, slot / page_size, job->args->layer, head);
+    uint8_t *k = kv_block(job->kv, slot / page_size, job->args->layer, head, at);
 
     if (job->kv->shape.dtype == DTYPE_F32) {
-        float *cell = (float *)(void *)k + (size_t)(at / 16) * hd * 16 + at % 16;
+        float *cell = (float *)(void *)k + at % 16;
 
         for (uint32_t d = 0; d < hd; d++)
             cell[d * 16] = x[d];
     } else {
-        uint8_t *cell = k + ((size_t)(at / 16) * hd * 16 + at % 16 * 2) * sizeof *half;
+        uint8_t *cell = k + at % 16 * 2 * sizeof *half;
 
         round_head(half, x, hd);
         for (uint32_t d = 0; d < hd; d += 2)
@@ -51,16 +51,18 @@ static void write_value(const struct qkv_job *job, const float *x, uint16_t *hal
 {
     uint32_t page_size = job->kv->shape.page_size, hd = job->args->head_dim;
     uint32_t at = slot % page_size;
-    uint8_t *v = kv_v(job->kv, slot / page_size, job->args->layer, head);
+    uint8_t *v =
+        kv_block(job->kv, slot / page_size, job->args->layer, head, at) + job->kv->half_bytes;
 
     if (job->kv->shape.dtype == DTYPE_F32) {
-        memcpy(v + (size_t)at * hd * sizeof *x, x, hd * sizeof *x);
+        memcpy(v + at % 16 * hd * sizeof *x, x, hd * sizeof *x);
     } else {
-        uint16_t *cell = (uint16_t *)(void *)v + (size_t)(at / 2) * hd * 2 + at % 2;
+        uint16_t *cell = (uint16_t *)(void *)v + at % 16 / 2 * hd * 2;
 
         round_head(half, x, hd);
-        for (uint32_t d = 0; d < hd; d++)
-            cell[d * 2] = half[d];
+        /* The other token of the pair may be another worker's, so nothing but this one is
+         * stored. */
+        v_store_halves(cell, half, hd, at % 2);
     }
 }
 
@@ -93,6 +95,34 @@ static void finish_head(const struct qkv_job *job, float *x, uint16_t *half, uin
     }
 }
 
+/* The lines that heads of keys and values will write, while the product is made. Tokens of one block
+ * write the same lines of keys. */
+static void fetch_cells(const struct qkv_job *job, uint32_t head, uint32_t n_heads, uint32_t token,
+                        uint32_t n_tokens)
+{
+    const struct qkv_args *a = job->args;
+    const struct kv_shape *shape = &job->kv->shape;
+    uint32_t first_key = a->n_heads, first_value = a->n_heads + a->n_kv_heads,
+             last_block = UINT32_MAX;
+
+    for (uint32_t t = token; t < token + n_tokens; t++) {
+        uint32_t slot = a->step->slot_idx[t], page = slot / shape->page_size;
+
+        if (slot / 16 == last_block || page >= shape->n_pages)
+            continue;
+        last_block = slot / 16;
+        for (uint32_t h = head > first_key ? head : first_key; h < head + n_heads; h++) {
+            bool is_value = h >= first_value;
+            const uint8_t *at =
+                kv_block(job->kv, page, a->layer, h - (is_value ? first_value : first_key),
+                         slot % shape->page_size);
+
+            for (size_t i = 0; i < job->kv->half_bytes; i += 64)
+                __builtin_prefetch(at + (is_value ? job->kv->half_bytes : 0) + i, 1, 2);
+        }
+    }
+}
+
 static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct qkv_job *job = arg;
@@ -113,6 +143,7 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
         for (; token < token_end; token += TILE_TOKENS) {
             uint32_t n = tile_n_tokens(token, token_end);
 
+            fetch_cells(job, head, n_heads, token, n);
             LEVEL(matmul)(sums, unit_rows, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
             for (uint32_t t = 0; t < n; t++) {
                 for (uint32_t h = 0; h < n_heads; h++)

@@ -12,6 +12,7 @@
 
 #include <immintrin.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -384,6 +385,24 @@ INLINE void v_store_bf16(uint16_t *p, v16 a)
         p[i] = (uint16_t)(numeric_bits(lane[i]) >> 16);
 }
 #endif
+
+/* Every second of 2n values: the even ones, or the odd ones, from n values; the others are not
+ * touched. `half` has room for whole vectors. */
+INLINE void v_store_halves(uint16_t *p, const uint16_t *half, uint32_t n, bool odd)
+{
+    uint32_t i = 0;
+
+#if VEC_512
+    for (; i + 16 <= n; i += 16) {
+        __m512i a = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(half + i)));
+
+        _mm512_mask_storeu_epi16(p + 2 * i, odd ? 0xaaaaaaaa : 0x55555555,
+                                 odd ? _mm512_slli_epi32(a, 16) : a);
+    }
+#endif
+    for (; i < n; i++)
+        p[2 * i + odd] = half[i];
+}
 
 INLINE v16 v_neg(v16 a)
 {

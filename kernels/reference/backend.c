@@ -165,6 +165,7 @@ const struct backend_ops backend_reference = {
     .attention = reference_attention,
     .linear = reference_linear,
     .gate_up = reference_gate_up,
+    .gather = kernels_gather,
     .head = reference_head,
     .sample = reference_sample,
 };

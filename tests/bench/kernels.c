@@ -1,8 +1,8 @@
 /* bench_kernels [threads] [isa]: this machine's limits, then the operators of a 135M-parameter
- * llama (Q4_1, Q8_0 head) at 1, 8 and 128 tokens a step, as time, share of the binding limit and
+ * llama (Q4_1, Q8_0 head) at 1, 8, 32 and 128 tokens a step, as time, share of the binding limit and
  * tokens a second. Weights are random; the shapes, formats and number of layers are SmolLM2-135M's,
  * so that the weights stream from memory as in the real model. Every figure is the median of a few
- * runs; runs of 1, 8 and 128 tokens take turns, so that a slow moment of the machine spoils no
+ * runs; the widths take turns, so that a slow moment of the machine spoils no
  * single one. */
 #include <errno.h>
 #include <immintrin.h>
@@ -27,6 +27,7 @@ enum {
     PAGE = 256,
     N_PAST = 128, /* keys before a step */
     MAX_TOKENS = 128,
+    DECODE_MAX = 32, /* wider steps are one new sequence */
     N_RUNS = 9,
     READ_BYTES = 96 << 20
 };
@@ -201,13 +202,13 @@ static void model_open(struct model *m, uint32_t n_threads, const char *isa)
     const struct backend_config config = {.n_threads = n_threads, .isa = isa};
     const struct stream_shape shape = {MAX_TOKENS, MAX_TOKENS, MAX_TOKENS, N_FFN,
                                        N_VOCAB,    N_HEADS,    HEAD_DIM,   8192};
-    const struct kv_shape kv_shape = {N_LAYERS, N_KV_HEADS, HEAD_DIM, PAGE, 9, DTYPE_BF16};
+    const struct kv_shape kv_shape = {N_LAYERS, N_KV_HEADS, HEAD_DIM, PAGE, DECODE_MAX, DTYPE_BF16};
     const char *why = NULL;
 
     check(backend_cpu.open(&m->b, &config, &why), why ? why : "open");
     check(backend_cpu.stream_new(m->b, &m->s, &shape), "stream");
     check(backend_cpu.kv_new(m->b, &m->kv, &kv_shape, &why), why ? why : "kv");
-    check(backend_cpu.kv_populate(m->kv, 0, 9), "populate");
+    check(backend_cpu.kv_populate(m->kv, 0, DECODE_MAX), "populate");
     for (int l = 0; l < N_LAYERS; l++) {
         m->w[l][QKV] = weight(m->b, WEIGHT_LINEAR, DTYPE_Q4_1, N_EMBD, N_QKV, 1);
         m->w[l][OUT] = weight(m->b, WEIGHT_LINEAR, DTYPE_Q4_1, N_EMBD, N_EMBD, 1);
@@ -244,7 +245,7 @@ static void run_step(struct model *m, uint32_t n, double took[N_OPS])
     int32_t tokens[MAX_TOKENS], positions[MAX_TOKENS];
     uint32_t off[MAX_TOKENS + 1] = {0}, n_keys[MAX_TOKENS], slots[MAX_TOKENS];
     uint32_t table_off[MAX_TOKENS + 1] = {0}, table[MAX_TOKENS], output[MAX_TOKENS];
-    bool prefill = n > 8;
+    bool prefill = n > DECODE_MAX;
     struct step step = {.n_tokens = n,
                         .n_seqs = prefill ? 1 : n,
                         .n_outputs = prefill ? 1 : n,
@@ -317,7 +318,7 @@ static double op_bytes(int op)
 
 int main(int argc, char **argv)
 {
-    static const uint32_t widths[] = {1, 8, MAX_TOKENS};
+    static const uint32_t widths[] = {1, 8, 32, MAX_TOKENS};
     enum { N_WIDTHS = sizeof widths / sizeof widths[0] };
     static double took[N_WIDTHS][N_OPS + 1][N_RUNS];
     uint32_t n_threads = argc > 1 ? (uint32_t)strtoul(argv[1], NULL, 10) : 0;
@@ -354,7 +355,7 @@ int main(int argc, char **argv)
 
         printf("\n%4u tokens a step       ms   of limit   GOPS   GB/s\n", widths[i]);
         for (int op = 0; op < N_OPS; op++) {
-            double t = median(took[i][op], N_RUNS), rows_n = op == HEAD && n > 8 ? 1 : n;
+            double t = median(took[i][op], N_RUNS), rows_n = op == HEAD && n > DECODE_MAX ? 1 : n;
             double compute = dots > 0 ? op_macs[op] * rows_n / dots : 0,
                    memory = op_bytes(op) / reads;
             double limit = compute > memory ? compute : memory;

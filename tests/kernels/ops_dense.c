@@ -78,6 +78,28 @@ void ops_check_rmsnorm(const struct ops_subject *subject)
     pair_close(&p);
 }
 
+void ops_check_gather(const struct ops_subject *subject)
+{
+    static const uint32_t rows[] = {4, 0, 0, 3, 5, UINT32_MAX, 1};
+    enum { N = sizeof rows / sizeof rows[0], N_X = 5, N_COLS = 50 };
+    struct pair p;
+
+    pair_open(&p, subject);
+    struct both x = pair_rows(&p, N_X, N_COLS, INPUT_NORMAL);
+    struct both y = pair_rows(&p, N, N_COLS, INPUT_NORMAL);
+    struct tensor tx = pair_tensor(&x, 0, N_X, N_COLS), ty = pair_tensor(&y, 0, N, N_COLS);
+
+    cr_assert_eq(p.side[0].ops->gather(p.side[0].stream, &ty, &tx, rows), 0);
+    for (uint32_t i = 0; i < N; i++) {
+        uint32_t row = rows[i] < N_X ? rows[i] : 0;
+
+        cr_assert_arr_eq((char *)ty.data + i * ty.stride_bytes,
+                         (char *)tx.data + row * tx.stride_bytes, N_COLS * sizeof(float), "row %u",
+                         i);
+    }
+    pair_close(&p);
+}
+
 /* ---- products -------------------------------------------------------------------------------- */
 
 static const struct ops_limit *linear_limit(const struct ops_subject *s, enum dtype t,

@@ -42,6 +42,11 @@ Test(cpu, norms)
     each_level(ops_check_rmsnorm);
 }
 
+Test(cpu, gathers)
+{
+    each_level(ops_check_gather);
+}
+
 Test(cpu, multiplies)
 {
     each_level(ops_check_linear);

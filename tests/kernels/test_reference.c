@@ -27,6 +27,11 @@ Test(reference, norms)
     ops_check_rmsnorm(&subject);
 }
 
+Test(reference, gathers)
+{
+    ops_check_gather(&subject);
+}
+
 Test(reference, multiplies)
 {
     ops_check_linear(&subject);

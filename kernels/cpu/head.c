@@ -20,7 +20,8 @@ struct head_job {
     struct cut cut;
 };
 
-/* logit [n_rows <= 16] of the panel that begins at row row_idx. */
+/* logit [n_rows <= 16] of the panel that begins at row row_idx. Panels come in any order: of equal
+ * ones the lower row stays. */
 #if VEC_512
 INLINE void track_panel(struct head_track *track, const float *logit, uint32_t n_rows,
                         uint32_t row_idx)
@@ -29,11 +30,14 @@ INLINE void track_panel(struct head_track *track, const float *logit, uint32_t n
     __mmask16 rows = (__mmask16)(n_rows >= 16 ? 0xffffu : (1u << n_rows) - 1);
     __m512 a = _mm512_maskz_loadu_ps(rows, logit), best = _mm512_loadu_ps(track->best);
     __m512i bits = _mm512_and_si512(_mm512_castps_si512(a), exponent);
-    __mmask16 better = _mm512_mask_cmp_ps_mask(rows, a, best, _CMP_GT_OQ);
+    __m512i row = _mm512_set1_epi32((int)row_idx), best_row = _mm512_loadu_si512(track->row);
+    __mmask16 equal = _mm512_mask_cmp_ps_mask(rows, a, best, _CMP_EQ_OQ);
+    __mmask16 better = _mm512_mask_cmp_ps_mask(rows, a, best, _CMP_GT_OQ) |
+                       _mm512_mask_cmplt_epu32_mask(equal, row, best_row);
 
     track->not_finite |= _mm512_cmpeq_epi32_mask(bits, exponent);
     _mm512_storeu_ps(track->best, _mm512_mask_mov_ps(best, better, a));
-    _mm512_mask_storeu_epi32(track->row, better, _mm512_set1_epi32((int)row_idx));
+    _mm512_storeu_si512(track->row, _mm512_mask_mov_epi32(best_row, better, row));
 }
 #else
 INLINE void track_panel(struct head_track *track, const float *logit, uint32_t n_rows,
@@ -42,7 +46,8 @@ INLINE void track_panel(struct head_track *track, const float *logit, uint32_t n
     uint32_t not_finite = 0;
 
     for (uint32_t r = 0; r < n_rows; r++) {
-        bool better = logit[r] > track->best[r];
+        bool better =
+            logit[r] > track->best[r] || (logit[r] == track->best[r] && row_idx < track->row[r]);
 
         not_finite |= (numeric_bits(logit[r]) & 0x7f800000) == 0x7f800000;
         track->best[r] = better ? logit[r] : track->best[r];

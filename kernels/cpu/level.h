@@ -80,20 +80,29 @@ void LEVEL(matmul)(float *out, size_t out_stride, const struct panels *p, uint32
 void LEVEL(rope_row)(float *x, const struct rope *rope, int32_t position);
 
 /* How a product is cut into items: n_blocks runs of block_tokens tokens, each with n_units units of
- * panels; item = block * n_units + unit. Enough items for the pool to balance, blocks small enough
- * to stay in the second-level cache while the panels pass. */
+ * panels; item = block * n_units + unit. Where there are tokens enough, each worker has blocks of
+ * its own: what it wrote of them in one region it reads in the next. Enough items for the pool to
+ * balance, blocks small enough to stay in the second-level cache while the panels pass. */
 struct cut {
     uint32_t n_units, n_blocks, block_tokens, run_max;
 };
 
+static inline uint32_t whole_tiles(uint32_t n_tokens)
+{
+    return (n_tokens + TILE_TOKENS - 1) / TILE_TOKENS * TILE_TOKENS;
+}
+
 static inline struct cut cut_product(uint32_t n_units, uint32_t n_tokens, uint32_t n_threads)
 {
     struct cut c = {.n_units = n_units, .block_tokens = 256};
+    uint32_t share = (n_tokens + n_threads - 1) / n_threads;
 
+    if (share >= 2 * TILE_TOKENS && share < c.block_tokens)
+        c.block_tokens = whole_tiles(share);
     while (c.block_tokens > 32 &&
            n_units * ((n_tokens + c.block_tokens - 1) / c.block_tokens) < 16 * n_threads &&
            n_tokens > c.block_tokens / 2)
-        c.block_tokens /= 2;
+        c.block_tokens = whole_tiles(c.block_tokens / 2);
     c.n_blocks = (n_tokens + c.block_tokens - 1) / c.block_tokens;
     /* A run of some tens of microseconds at most: a worker that is descheduled holds up one run. */
     c.run_max = n_tokens >= 64 ? 2 : n_tokens >= 8 ? 8 : 32;

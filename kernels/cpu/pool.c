@@ -7,7 +7,11 @@
  * Waiting for a region: workers spin on the gate, then sleep on `lap`, a futex word that the caller
  * bumps after opening the gate. Either the worker's look at the gate sees it open, or the caller's
  * look at n_sleepers sees the worker: both are sequentially consistent. The caller waits for the
- * last one inside likewise, on `gate` itself. */
+ * last one inside likewise, on `gate` itself.
+ *
+ * Items are shared out beforehand, a range a worker, in order: so a worker meets in one region what
+ * it left in its cache in the last one, reads weights as one stream, and claims from a word that is
+ * its own. Whoever is through takes from the end of another's range. */
 #include "kernels/cpu/pool.h"
 
 #include <errno.h>
@@ -20,6 +24,7 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -36,15 +41,15 @@ enum {
 };
 
 struct worker {
-    struct pool *pool;
+    alignas(64) _Atomic uint64_t left; /* its items not claimed: begin, and end in the upper half */
+    alignas(64) struct pool *pool;
     uint32_t idx;
     pthread_t thread;
 };
 
 struct pool {
     alignas(64) _Atomic uint32_t gate;
-    alignas(64) _Atomic uint32_t next; /* first item not claimed */
-    alignas(64) _Atomic uint32_t lap;  /* futex: bumped for sleepers whenever the gate opens */
+    alignas(64) _Atomic uint32_t lap; /* futex: bumped for sleepers whenever the gate opens */
     _Atomic uint32_t n_sleepers;
     _Atomic bool stop;
 
@@ -91,20 +96,30 @@ static bool spin_more(struct spin *s, uint32_t spin_us)
     return now_ns() < s->end_ns;
 }
 
-/* Takes between 1 and run_max items: a share of what is left, so that late runs are short. */
-static bool claim(struct pool *p, uint32_t *beginp, uint32_t *endp)
+static uint64_t range(uint32_t begin, uint32_t end)
 {
-    uint32_t begin = atomic_load_explicit(&p->next, memory_order_relaxed), take;
+    return (uint64_t)end << 32 | begin;
+}
+
+/* Takes between 1 and run_max items: half of what is left, so that late runs are short. The owner
+ * takes from the front, others from the end. */
+static bool claim(struct pool *p, struct worker *from, bool is_owner, uint32_t *beginp,
+                  uint32_t *endp)
+{
+    uint64_t left = atomic_load_explicit(&from->left, memory_order_relaxed), rest;
 
     do {
-        if (begin >= p->n_items)
+        uint32_t begin = (uint32_t)left, end = (uint32_t)(left >> 32), take;
+
+        if (begin >= end)
             return false;
-        take = (p->n_items - begin) / (2 * p->n_threads);
+        take = (end - begin) / 2;
         take = take > p->run_max ? p->run_max : take ? take : 1;
-    } while (!atomic_compare_exchange_weak_explicit(&p->next, &begin, begin + take,
-                                                    memory_order_relaxed, memory_order_relaxed));
-    *beginp = begin;
-    *endp = begin + take;
+        *beginp = is_owner ? begin : end - take;
+        *endp = *beginp + take;
+        rest = is_owner ? range(begin + take, end) : range(begin, end - take);
+    } while (!atomic_compare_exchange_weak_explicit(&from->left, &left, rest, memory_order_relaxed,
+                                                    memory_order_relaxed));
     return true;
 }
 
@@ -112,8 +127,12 @@ static void work(struct pool *p, uint32_t worker)
 {
     uint32_t begin, end;
 
-    while (claim(p, &begin, &end))
-        p->fn(p->arg, worker, begin, end);
+    for (uint32_t i = 0; i < p->n_threads; i++) {
+        struct worker *from = &p->workers[(worker + i) % p->n_threads];
+
+        while (claim(p, from, i == 0, &begin, &end))
+            p->fn(p->arg, worker, begin, end);
+    }
 }
 
 /* Joins the open region if there is one and helps until nothing is left. Returns the gate as it was
@@ -192,7 +211,12 @@ void pool_run(struct pool *p, pool_fn *fn, void *arg, uint32_t n_items, uint32_t
     p->arg = arg;
     p->n_items = n_items;
     p->run_max = run_max ? run_max : 1;
-    atomic_store_explicit(&p->next, 0, memory_order_relaxed);
+    for (uint32_t i = 0; i < p->n_threads; i++) {
+        uint32_t begin = (uint32_t)((uint64_t)n_items * i / p->n_threads);
+        uint32_t end = (uint32_t)((uint64_t)n_items * (i + 1) / p->n_threads);
+
+        atomic_store_explicit(&p->workers[i].left, range(begin, end), memory_order_relaxed);
+    }
     gate = atomic_load_explicit(&p->gate, memory_order_relaxed);
     atomic_store(&p->gate, (gate / GATE_LAP + 1) * GATE_LAP | GATE_OPEN);
     if (atomic_load(&p->n_sleepers)) {
@@ -219,15 +243,18 @@ int pool_new(struct pool **poolp, uint32_t n_threads, uint32_t spin_us)
     p = aligned_alloc(64, (sizeof *p + n_threads * sizeof p->workers[0] + 63) / 64 * 64);
     if (!p)
         return -ENOMEM;
-    *p = (struct pool){
-        .n_threads = n_threads, .n_started = 1, .spin_us = spin_us ? spin_us : SPIN_US_DEFAULT};
+    memset(p, 0, sizeof *p + n_threads * sizeof p->workers[0]);
+    p->n_threads = n_threads;
+    p->n_started = 1;
+    p->spin_us = spin_us ? spin_us : SPIN_US_DEFAULT;
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     for (uint32_t i = 1; i < n_threads && !r; i++) {
         char name[16];
 
-        p->workers[i] = (struct worker){.pool = p, .idx = i};
+        p->workers[i].pool = p;
+        p->workers[i].idx = i;
         r = -pthread_create(&p->workers[i].thread, NULL, worker_main, &p->workers[i]);
         if (r)
             break;

@@ -1,7 +1,8 @@
 /* kernels/cpu/pool.h - the threads that run kernels.
  *
  * Worker 0 is the thread that calls pool_run; it is always the same one. A region is a function
- * over item numbers; workers claim runs of items until none is left. A worker that the system has
+ * over item numbers; each worker has a range of them, in order, and when it is through with it takes
+ * from what others have left. A worker that the system has
  * not scheduled is not waited for: who arrives late finds the region closed. So the number of items
  * a worker gets, and which, is by chance, and functions must give the same result whoever runs
  * them.

@@ -13,7 +13,7 @@
 
 /* Prefill of a step is never cut below this, and starts from the guess until something was
  * measured. */
-enum { PREFILL_TOKENS_MIN = 16, PREFILL_TOKENS_GUESS = 64 };
+enum { PREFILL_TOKENS_MIN = 16, PREFILL_TOKENS_GUESS = 64, STEP_TOKENS_MULTIPLE = 16 };
 
 struct scheduler {
     struct scheduler_config config;
@@ -158,10 +158,12 @@ static uint32_t prefill_budget(const struct scheduler *s, uint32_t n_decoding)
         return UINT32_MAX;
     if (s->ns_per_token == 0)
         return PREFILL_TOKENS_GUESS;
-    double n = s->config.step_ms_max * 1e6 / s->ns_per_token - n_decoding;
-    if (n < PREFILL_TOKENS_MIN)
-        return PREFILL_TOKENS_MIN;
-    return n < UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+    double all = s->config.step_ms_max * 1e6 / s->ns_per_token;
+    if (all >= UINT32_MAX)
+        return UINT32_MAX;
+    /* Decoding and prefill together fill whole tiles of the kernels. */
+    uint32_t n = (uint32_t)all / STEP_TOKENS_MULTIPLE * STEP_TOKENS_MULTIPLE;
+    return n >= n_decoding + PREFILL_TOKENS_MIN ? n - n_decoding : PREFILL_TOKENS_MIN;
 }
 
 static struct budget budget_init(const struct scheduler *s, uint32_t n_decoding)

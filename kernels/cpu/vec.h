@@ -441,14 +441,23 @@ INLINE float v_first(v16 a)
 /* The largest lane by the tree of v_max. */
 INLINE float v_max_tree(v16 a)
 {
-    float lane[16];
+#if VEC_512 || VEC_256
+#if VEC_512
+    __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+#else
+    __m256 b = _mm256_max_ps(a.lo, a.hi);
+#endif
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
 
-    v_store(lane, a);
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+#else
     for (int h = 8; h; h /= 2) {
         for (int i = 0; i < h; i++)
-            lane[i] = lane[i] > lane[i + h] ? lane[i] : lane[i + h];
+            a.f[i] = a.f[i] > a.f[i + h] ? a.f[i] : a.f[i + h];
     }
-    return lane[0];
+    return a.f[0];
+#endif
 }
 
 /* ---- pairs ----------------------------------------------------------------------------------- */

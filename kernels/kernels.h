@@ -141,6 +141,8 @@ struct attention_args {
     uint32_t window;    /* 0: all keys; else a query at p sees keys in (p - window, p]       */
     float softcap;      /* 0: none; else cap * tanh(score / cap), before the mask            */
     const float *sinks; /* [n_heads] or NULL                                                 */
+    const struct weight *next; /* the only reader of o is the linear of this weight, which
+                                  follows at once: o's rows may be left unwritten; NULL: not so */
 };
 
 struct epilogue {
@@ -152,6 +154,7 @@ struct gate_up_args {
     const float *norm_w; /* as in qkv_args */
     float norm_eps;
     enum activation act;
+    const struct weight *next; /* as in attention_args, for h */
 };
 
 /* What the head says of one output row. Greedy: the largest logit, the lower id among equals. */

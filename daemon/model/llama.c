@@ -81,8 +81,10 @@ static int llama_load(struct loader *l, struct weights *w)
     return r;
 }
 
-/* Queries, keys, values and attention of a layer: p->o. */
-static int step_attention(const struct pass *p, const struct step *step, uint32_t i)
+/* Queries, keys, values and attention of a layer: p->o, which is for the product of `next` alone,
+ * unless that is NULL. */
+static int step_attention(const struct pass *p, const struct step *step, uint32_t i,
+                          const struct weight *next)
 {
     const struct config *c = p->config;
     const struct layer *l = &p->weights->layers[i];
@@ -105,6 +107,7 @@ static int step_attention(const struct pass *p, const struct step *step, uint32_
         .n_kv_heads = c->n_kv_heads,
         .head_dim = c->head_dim,
         .scale = 1.0f / sqrtf((float)c->head_dim),
+        .next = next,
     };
     int r = p->ops->qkv(p->stream, p->q, p->kv, p->x, &qkv);
 
@@ -119,6 +122,7 @@ static int step_rows(const struct pass *p, struct tensor *x, const struct tensor
         .norm_w = l->ffn_norm,
         .norm_eps = p->config->norm_eps,
         .act = ACT_SILU,
+        .next = l->down,
     };
     const struct epilogue add = {.residual = x};
     int r = p->ops->linear(p->stream, x, o, l->out, &add);
@@ -150,12 +154,12 @@ static int llama_step(const struct pass *p, const struct step *step)
     int r = p->ops->embed(p->stream, p->x, p->weights->embed, step->tokens, 1.0f);
 
     for (uint32_t i = 0; i < last && !r; i++) {
-        r = step_attention(p, step, i);
+        r = step_attention(p, step, i, p->weights->layers[i].out);
         if (!r)
             r = step_rows(p, p->x, p->o, i);
     }
     if (!r)
-        r = step_attention(p, step, last);
+        r = step_attention(p, step, last, NULL);
     return r ? r : step_outputs(p, step, last);
 }
 

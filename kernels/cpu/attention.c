@@ -13,6 +13,7 @@
 
 #include <string.h>
 
+#include "kernels/cpu/quant.h"
 #include "kernels/cpu/vec.h"
 
 enum { NEXT_KEYS = 144 };
@@ -109,17 +110,16 @@ static void merge(struct attention_softmax *total, float *total_o,
         v_store(total_o + d, v_fma(v_load(total_o + d), a, v_mul(v_load(part_o + d), b)));
 }
 
-/* The sink, if any, is a last span with l = 1 and o = 0. */
+/* total_o becomes the row's output. The sink, if any, is a last span with l = 1 and o = 0. */
 static void finish_row(const struct attention_job *job, const struct attention_row *row,
                        struct attention_softmax *total, float *total_o)
 {
     uint32_t hd = job->args->head_dim;
-    float *o = tensor_row(job->o, row->token) + (size_t)row->head * hd;
     v16 scale;
 
     if (!total->seen) {
-        for (uint32_t d = 0; d < hd; d++)
-            o[d] = 0.0f;
+        for (uint32_t d = 0; d < hd; d += 16)
+            v_store(total_o + d, v_zero());
         return;
     }
     if (job->args->sinks) {
@@ -132,7 +132,20 @@ static void finish_row(const struct attention_job *job, const struct attention_r
     }
     scale = v_set1(1.0f / total->l);
     for (uint32_t d = 0; d < hd; d += 16)
-        v_store_n(o + d, v_mul(v_load(total_o + d), scale), hd - d);
+        v_store(total_o + d, v_mul(v_load(total_o + d), scale));
+}
+
+static void write_row(const struct attention_job *job, const struct attention_row *row,
+                      const float *total_o)
+{
+    uint32_t hd = job->args->head_dim;
+    float *o = tensor_row(job->o, row->token) + (size_t)row->head * hd;
+
+    for (uint32_t d = 0; d < hd && !job->is_quantised; d += 16)
+        v_store_n(o + d, v_load(total_o + d), hd - d);
+    for (uint32_t d = 0; d < hd && job->is_quantised; d += GROUP_COLS)
+        quant_next(job->s, job->args->n_heads * hd / GROUP_COLS, job->args->step->n_tokens,
+                   row->token, (row->head * hd + d) / GROUP_COLS, total_o + d);
 }
 
 /* All spans of a tile for one KV head. */
@@ -167,8 +180,11 @@ static void attend(const struct attention_job *job, uint32_t item, uint32_t work
                       c.part + (size_t)i * job->o_stride, job->o_stride);
         }
     }
+    /* In two loops: each is a chain of latencies a row, and rows run side by side. */
     for (uint32_t i = 0; i < tile->n_rows; i++)
         finish_row(job, &rows[i], &total[i], c.total + (size_t)i * job->o_stride);
+    for (uint32_t i = 0; i < tile->n_rows; i++)
+        write_row(job, &rows[i], c.total + (size_t)i * job->o_stride);
 }
 
 static void attend_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
@@ -247,6 +263,7 @@ static void merge_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end
                 merge(&total, c.total, &part, from + 16, job->o_stride);
             }
             finish_row(job, &rows[i], &total, c.total);
+            write_row(job, &rows[i], c.total);
         }
     }
 }
@@ -288,7 +305,10 @@ int LEVEL(attention)(struct stream *stream, struct tensor *o, const struct tenso
                                 .q = q,
                                 .kv = kv,
                                 .group = args->n_heads / args->n_kv_heads,
-                                .o_stride = (args->head_dim + 15) / 16 * 16};
+                                .o_stride = (args->head_dim + 15) / 16 * 16,
+                                .is_quantised =
+                                    args->head_dim % GROUP_COLS == 0 &&
+                                    quant_is_wanted(args->next, args->n_heads * args->head_dim)};
     struct pool *pool = s->backend->pool;
     uint32_t rows_max, spans_max, n_items;
     size_t partials_bytes;
@@ -304,5 +324,6 @@ int LEVEL(attention)(struct stream *stream, struct tensor *o, const struct tenso
     } else {
         pool_run(pool, attend_items, &job, n_items, 4);
     }
+    s->next = (struct cpu_next){job.is_quantised ? args->next : NULL, o->data, o->n_rows};
     return 0;
 }

@@ -16,6 +16,7 @@ struct attention_job {
     const struct tensor *o, *q;
     const struct kv *kv;
     uint32_t n_items;      /* (tile, KV head) */
+    bool is_quantised;     /* o is not written but put where the next product wants it */
     uint32_t group;        /* query heads a KV head */
     uint32_t o_stride;     /* floats of a partial's vector: head_dim rounded up to 16 */
     uint32_t split_spans;  /* 0: items have all their spans; else so many items a tile and head */

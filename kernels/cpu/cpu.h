@@ -85,11 +85,20 @@ struct attention_tile {
     uint32_t seq_idx, row_begin, n_rows;
 };
 
+/* The rows x lie in next_q already, in the form that w wants. Holds for the very next product. */
+struct cpu_next {
+    const struct weight *w; /* NULL: nothing does */
+    const void *x;
+    uint32_t n_tokens;
+};
+
 struct cpu_stream {
     struct stream stream;
     struct backend *backend;
     struct stream_shape shape;
-    uint8_t *q;                   /* quantised activations                       */
+    uint8_t *q;      /* quantised activations                       */
+    uint8_t *next_q; /* those of the next product                   */
+    struct cpu_next next;
     float *x;                     /* f32 activations after a norm or a gathering */
     size_t x_stride;              /* floats a row                                */
     struct attention_tile *tiles; /* [max_tiles]                                 */

@@ -1,114 +1,19 @@
 /* Activations of a product: an RMS norm if wanted, then int8 a token and 32 columns at a time, once
- * for all parts of the weight. max is an integer maximum over the bits of |x|, which sees NaN and
- * infinities; below 2^-100 (127/max would overflow soon) the group is zeros; not finite, q is 0 and
- * dy NaN, so that the fault reaches this token's outputs and no other's. */
-#include "kernels/cpu/level.h"
+ * for all parts of the weight, unless whoever made them has done it already (quant_next). */
+#include "kernels/cpu/quant.h"
 
-#include <math.h>
 #include <string.h>
 
 #include "kernels/cpu/vec.h"
 
 enum { PARALLEL_TOKENS = 16 }; /* below this a second region costs more than it saves */
 
-/* What a token's share of a group says besides q. */
-struct group_facts {
-    float dy, sy;
-    int32_t nsq;
-};
-
-/* 127/max or 0, and dy, for a largest |x| with these bits. */
-INLINE float group_scale(uint32_t max_bits, float *dyp)
-{
-    float max = numeric_from_bits(max_bits);
-
-    if (max_bits >= 0x7f800000) {
-        *dyp = numeric_from_bits(0x7fc00000);
-        return 0.0f;
-    }
-    if (max < 0x1p-100f) {
-        *dyp = 0.0f;
-        return 0.0f;
-    }
-    *dyp = max / 127.0f;
-    return 127.0f / max;
-}
-
-#if VEC_512
-
-INLINE struct group_facts quant_group(int8_t *q, const float *x)
-{
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    __m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16), scale;
-    __m512i bits = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a), magnitude),
-                                    _mm512_and_si512(_mm512_castps_si512(b), magnitude));
-    struct group_facts f;
-    __m512i qa, qb;
-    __m256i both;
-    __m128i sum;
-    int32_t total;
-
-    scale = _mm512_set1_ps(group_scale((uint32_t)_mm512_reduce_max_epi32(bits), &f.dy));
-    /* A zero scale means zeros even where x is infinite or NaN. */
-    qa = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(scale, _mm512_setzero_ps(), _CMP_NEQ_OQ),
-                                  _mm512_mul_ps(a, scale));
-    qb = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(scale, _mm512_setzero_ps(), _CMP_NEQ_OQ),
-                                  _mm512_mul_ps(b, scale));
-    both = _mm256_set_m128i(_mm512_cvtepi32_epi8(qb), _mm512_cvtepi32_epi8(qa));
-    _mm256_storeu_si256((__m256i *)q, both);
-    both = _mm256_dpbusd_epi32(_mm256_setzero_si256(), _mm256_set1_epi8(1), both);
-    sum = _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1));
-    total = _mm_cvtsi128_si32(sum);
-    f.sy = f.dy * (float)total;
-    f.nsq = -total;
-    return f;
-}
-
-#else
-
-INLINE struct group_facts quant_group(int8_t *q, const float *x)
-{
-    struct group_facts f;
-    uint32_t max_bits = 0;
-    int32_t total = 0;
-    float scale;
-
-    for (int k = 0; k < GROUP_COLS; k++) {
-        uint32_t bits = numeric_bits(x[k]) & 0x7fffffff;
-
-        max_bits = bits > max_bits ? bits : max_bits;
-    }
-    scale = group_scale(max_bits, &f.dy);
-    if (scale == 0.0f) {
-        memset(q, 0, GROUP_COLS);
-    } else {
-        for (int k = 0; k < GROUP_COLS; k++) {
-            q[k] = (int8_t)(int32_t)rintf(x[k] * scale);
-            total += q[k];
-        }
-    }
-    f.sy = f.dy * (float)total;
-    f.nsq = -total;
-    return f;
-}
-
-#endif
-
 /* Token t of a tile n_tokens wide. */
 static void quant_row(uint8_t *tile, uint32_t t, uint32_t n_tokens, const float *x,
                       uint32_t n_groups)
 {
-    for (uint32_t g = 0; g < n_groups; g++) {
-        uint8_t *group = tile + (size_t)g * n_tokens * ACT_GROUP_BYTES;
-        uint8_t *facts = group + n_tokens * GROUP_COLS + 4 * t;
-        struct group_facts f = quant_group((int8_t *)group + t * GROUP_COLS, x + g * GROUP_COLS);
-
-        memcpy(facts, &f.dy, 4);
-        memcpy(facts + 4 * n_tokens, &f.sy, 4);
-        memcpy(facts + 8 * n_tokens, &f.nsq, 4);
-    }
+    for (uint32_t g = 0; g < n_groups; g++)
+        quant_put(tile + (size_t)g * n_tokens * ACT_GROUP_BYTES, t, n_tokens, x + g * GROUP_COLS);
 }
 
 struct quant_job {
@@ -153,9 +58,18 @@ void LEVEL(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
                   const struct act_args *args)
 {
     struct quant_job job = {.s = s, .args = args, .quantise = w->has_quantised};
+    const struct cpu_next next = s->next;
     uint32_t n_tiles = (args->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
     bool moved = args->norm_w || args->rows;
 
+    s->next = (struct cpu_next){0};
+    if (next.w == w && next.x == args->x->data && next.n_tokens == args->n_tokens && !moved) {
+        uint8_t *q = s->q;
+
+        s->q = s->next_q;
+        s->next_q = q;
+        job.quantise = false;
+    }
     *act = (struct act){.q = s->q,
                         .x = moved ? s->x : (const float *)args->x->data,
                         .x_stride = moved ? s->x_stride : args->x->stride_bytes / sizeof(float),

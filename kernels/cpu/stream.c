@@ -62,13 +62,15 @@ int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stre
     s->tracks_bytes = (size_t)n_threads * shape->max_outputs * sizeof *s->tracks;
     s->weights_stride = round_up(shape->n_vocab * sizeof(float)) / sizeof(float);
     s->q = memory_new(s->q_bytes);
+    s->next_q = memory_new(s->q_bytes);
     s->x = memory_new(s->x_bytes);
     s->tiles = calloc(s->max_tiles, sizeof *s->tiles);
     s->partials = memory_new(s->partials_bytes);
     s->tracks = memory_new(s->tracks_bytes);
     s->scratch = memory_new(n_threads * s->scratch_bytes);
     s->weights = memory_new(n_threads * s->weights_stride * sizeof(float));
-    if (!s->q || !s->x || !s->tiles || !s->partials || !s->tracks || !s->scratch || !s->weights) {
+    if (!s->q || !s->next_q || !s->x || !s->tiles || !s->partials || !s->tracks || !s->scratch ||
+        !s->weights) {
         cpu_stream_free(&s->stream);
         return -ENOMEM;
     }
@@ -88,6 +90,7 @@ struct stream *cpu_stream_free(struct stream *stream)
     memory_free(s->partials, s->partials_bytes);
     free(s->tiles);
     memory_free(s->x, s->x_bytes);
+    memory_free(s->next_q, s->q_bytes);
     memory_free(s->q, s->q_bytes);
     free(s);
     return NULL;

@@ -260,7 +260,6 @@ static void run_step(struct model *m, uint32_t n, double took[N_OPS])
     struct tensor x = rows(m->x, n, N_EMBD), q = rows(m->q, n, N_EMBD), o = rows(m->o, n, N_EMBD);
     struct tensor h = rows(m->h, n, N_FFN), logits = rows(m->logits, step.n_outputs, N_VOCAB);
     const struct epilogue residual = {NULL, &x};
-    const struct gate_up_args gate_up = {m->norm, 1e-5f, ACT_SILU};
     const uint8_t want[MAX_TOKENS] = {0};
     const struct head_args head = {
         .step = &step, .norm_w = m->norm, .norm_eps = 1e-5f, .want_logits = want};
@@ -289,12 +288,14 @@ static void run_step(struct model *m, uint32_t n, double took[N_OPS])
                                      .n_heads = N_HEADS,
                                      .n_kv_heads = N_KV_HEADS,
                                      .head_dim = HEAD_DIM};
+        const struct gate_up_args gate_up = {m->norm, 1e-5f, ACT_SILU, m->w[l][DOWN]};
         const struct attention_args attention = {.step = &step,
                                                  .layer = l,
                                                  .n_heads = N_HEADS,
                                                  .n_kv_heads = N_KV_HEADS,
                                                  .head_dim = HEAD_DIM,
-                                                 .scale = 0.125f};
+                                                 .scale = 0.125f,
+                                                 .next = m->w[l][OUT]};
 
         backend_cpu.qkv(m->s, &q, m->kv, &x, &qkv);
         lap(&took[QKV], &since);

@@ -44,6 +44,7 @@ struct ops_subject {
 void ops_check_embed(const struct ops_subject *s);
 void ops_check_rmsnorm(const struct ops_subject *s);
 void ops_check_gather(const struct ops_subject *s);
+void ops_check_next(const struct ops_subject *s);
 void ops_check_linear(const struct ops_subject *s);
 void ops_check_gate_up(const struct ops_subject *s);
 void ops_check_qkv(

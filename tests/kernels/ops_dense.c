@@ -191,8 +191,9 @@ void ops_check_gate_up(const struct ops_subject *subject)
             for (int act = 0; act < 2; act++) {
                 for (int i = 0; i < 2; i++) {
                     struct tensor tx = pair_tensor(&x, i, n_tokens, n_cols);
-                    struct gate_up_args args = {form % 2 ? norm_w.data[i] : NULL, 1e-5f,
-                                                act ? ACT_GELU_TANH : ACT_SILU};
+                    struct gate_up_args args = {.norm_w = form % 2 ? norm_w.data[i] : NULL,
+                                                .norm_eps = 1e-5f,
+                                                .act = act ? ACT_GELU_TANH : ACT_SILU};
 
                     th[i] = pair_tensor(&h, i, n_tokens, n_rows[0]);
                     cr_assert_eq(p.side[i].ops->gate_up(p.side[i].stream, &th[i], &tx, w[i], &args),

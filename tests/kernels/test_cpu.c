@@ -42,6 +42,11 @@ Test(cpu, norms)
     each_level(ops_check_rmsnorm);
 }
 
+Test(cpu, hands_on)
+{
+    each_level(ops_check_next);
+}
+
 Test(cpu, gathers)
 {
     each_level(ops_check_gather);

@@ -27,6 +27,11 @@ Test(reference, norms)
     ops_check_rmsnorm(&subject);
 }
 
+Test(reference, hands_on)
+{
+    ops_check_next(&subject);
+}
+
 Test(reference, gathers)
 {
     ops_check_gather(&subject);

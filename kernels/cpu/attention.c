@@ -217,6 +217,10 @@ static void attend_span(const struct attention_job *job, uint32_t tile_head, uin
     struct attention_softmax part[ATTENTION_SUB_ROWS];
 
     rows_of(job, tile, kv_head, rows);
+    if (tile->n_rows <= FEW_ROWS)
+        c.next = (span + 1) * KERNELS_SPAN < rows[tile->n_rows - 1].end
+                     ? keys_at(job, tile->seq_idx, kv_head, (span + 1) * KERNELS_SPAN)
+                     : first_keys(job, tile_head + 1);
     LEVEL(attention_queries)(job, &c, rows, tile->n_rows, plain);
     for (uint32_t r = 0; r < tile->n_rows; r += ATTENTION_SUB_ROWS) {
         uint32_t n = tile->n_rows - r < ATTENTION_SUB_ROWS ? tile->n_rows - r : ATTENTION_SUB_ROWS;

@@ -29,6 +29,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "kernels/cpu/cores.h"
 #include "kernels/kernels.h"
 
 enum {
@@ -59,6 +60,7 @@ struct pool {
     uint32_t n_items, run_max;
 
     uint32_t n_threads, n_started, spin_us;
+    bool is_crowded; /* more threads than cores: who waits lets others run */
     struct worker workers[];
 };
 
@@ -86,13 +88,15 @@ struct spin {
     uint32_t n;
 };
 
-static bool spin_more(struct spin *s, uint32_t spin_us)
+static bool spin_more(const struct pool *p, struct spin *s)
 {
     __builtin_ia32_pause();
     if (++s->n % SPINS_A_LOOK)
         return true;
+    if (p->is_crowded)
+        sched_yield();
     if (!s->end_ns)
-        s->end_ns = now_ns() + (uint64_t)spin_us * 1000u;
+        s->end_ns = now_ns() + (uint64_t)p->spin_us * 1000u;
     return now_ns() < s->end_ns;
 }
 
@@ -168,7 +172,7 @@ static void *worker_main(void *arg)
         do {
             gate = atomic_load_explicit(&p->gate, memory_order_acquire);
             found = (gate & GATE_OPEN) && gate / GATE_LAP != seen_lap;
-        } while (!found && spin_more(&spin, p->spin_us));
+        } while (!found && spin_more(p, &spin));
         if (found) {
             seen_lap = help(p, w->idx, gate) / GATE_LAP;
             continue;
@@ -189,7 +193,7 @@ static void shut(struct pool *p)
     uint32_t gate = atomic_fetch_and_explicit(&p->gate, ~(uint32_t)GATE_OPEN, memory_order_acq_rel);
 
     while (atomic_load_explicit(&p->gate, memory_order_acquire) & GATE_INSIDE) {
-        if (spin_more(&spin, p->spin_us))
+        if (spin_more(p, &spin))
             continue;
         gate = atomic_fetch_or(&p->gate, GATE_WAITER) | GATE_WAITER;
         if (gate & GATE_INSIDE)
@@ -247,6 +251,7 @@ int pool_new(struct pool **poolp, uint32_t n_threads, uint32_t spin_us)
     p->n_threads = n_threads;
     p->n_started = 1;
     p->spin_us = spin_us ? spin_us : SPIN_US_DEFAULT;
+    p->is_crowded = n_threads > cores_usable();
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);

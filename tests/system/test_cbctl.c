@@ -469,7 +469,7 @@ Test(cbctl, bench)
                                           "--new-tokens", "16", "--processes", "3"));
     const char *const *keys =
         SETTINGS("prefill_tok_s", "decode_tok_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50",
-                 "itl_ms_p99", "submit_us_p50", "submit_us_p99");
+                 "itl_ms_p99", "itl_ms_max", "submit_us_p50", "submit_us_p99");
     expect_keys(o, keys);
     for (; *keys; keys++)
         cr_expect(json_is_number(json_object_get(o, *keys)), "%s is no number", *keys);

@@ -51,15 +51,22 @@ DAEMON_SRC := $(filter-out daemon/main.c,$(wildcard daemon/*.c daemon/*/*.c))
 TOOLS_SRC  := $(filter-out tools/cbctl.c,$(wildcard tools/*.c))
 
 # kernels/cpu: files named here are compiled once an instruction set, with -DCPU_LEVEL=<level>.
-CPU_LEVELS := scalar avx2 avx512vnni avx512bf16
-CPU_LEVEL_SRC := $(wildcard $(addprefix kernels/cpu/,$(addsuffix .c,matmul linear mlp qkv head attention attention_span rmsnorm rope embed quant level)))
-KERNELS_SRC := $(filter-out $(CPU_LEVEL_SRC),$(wildcard kernels/*.c kernels/reference/*.c kernels/cpu/*.c))
+# A level with a BASE_ has products of its own and borrows the rest from that level.
+CPU_LEVELS := scalar avx2 avx512vnni avx512bf16 amx amx_emulated
+CPU_PRODUCT_SRC := $(addprefix kernels/cpu/,$(addsuffix .c,linear mlp qkv head level))
+CPU_LEVEL_SRC := $(CPU_PRODUCT_SRC) $(addprefix kernels/cpu/,$(addsuffix .c,matmul attention attention_span rmsnorm rope embed quant))
+CPU_TILE_SRC := $(CPU_PRODUCT_SRC) kernels/cpu/matmul_amx.c
+KERNELS_SRC := $(filter-out $(CPU_LEVEL_SRC) $(CPU_TILE_SRC),$(wildcard kernels/*.c kernels/reference/*.c kernels/cpu/*.c))
 LEVEL_scalar     := -mfma -mf16c
 LEVEL_avx2       := -mavx2 -mfma -mf16c
 LEVEL_avx512vnni := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
 LEVEL_avx512bf16 := $(LEVEL_avx512vnni) -mavx512bf16
+LEVEL_amx        := $(LEVEL_avx512vnni) -mamx-tile -mamx-int8
+LEVEL_amx_emulated := $(LEVEL_avx2)
+BASE_amx          := avx512vnni
+BASE_amx_emulated := avx2
 objs = $(patsubst %.c,$(OBJ)/%.o,$(1))
-level_objs = $(foreach l,$(CPU_LEVELS),$(patsubst %.c,$(OBJ)/%.$(l).o,$(CPU_LEVEL_SRC)))
+level_objs = $(foreach l,$(CPU_LEVELS),$(patsubst %.c,$(OBJ)/%.$(l).o,$(if $(BASE_$(l)),$(CPU_TILE_SRC),$(CPU_LEVEL_SRC))))
 
 SHM_LIB     := $(OBJ)/libshm.a
 CLIENT_LIB  := $(OBJ)/libclientparts.a
@@ -106,7 +113,8 @@ $(OBJ)/tests/kernels/%.o: EXTRA_CFLAGS += -mfma
 define level_rule
 $(OBJ)/kernels/cpu/%.$(1).o: kernels/cpu/%.c Makefile
 	$$(call say,CC,$$< [$(1)])
-	$(Q)mkdir -p $$(@D) && $(CC) $(BASE_CFLAGS) $(KERNEL_CFLAGS) $(LEVEL_$(1)) -DCPU_LEVEL=$(1) -DCPU_LEVEL_$(1) $(CFLAGS) -c $$< -o $$@
+	$(Q)mkdir -p $$(@D) && $(CC) $(BASE_CFLAGS) $(KERNEL_CFLAGS) $(LEVEL_$(1)) -DCPU_LEVEL=$(1) -DCPU_LEVEL_$(1) \
+	    -DCPU_BASE=$(or $(BASE_$(1)),$(1)) $(CFLAGS) -c $$< -o $$@
 endef
 $(foreach l,$(CPU_LEVELS),$(eval $(call level_rule,$(l))))
 

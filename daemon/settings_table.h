@@ -24,7 +24,7 @@
  X(runtime_dir,            STRING,        "",        0, 60, "path",             0,    "where <instance>/sock lies; empty: $XDG_RUNTIME_DIR/cbd, as root /run/cbd, else /tmp/cbd-UID") \
  X(log_level,              CHOICE,        "info",    0, 0, "error|warning|info|debug", LIVE, "least important lines that are logged") \
  X(backend,                CHOICE,        "cpu",     0, 0, "cpu|reference",     0,    "who does the arithmetic") \
- X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni|avx512bf16", 0, "instruction set of the cpu backend; results are the same on all") \
+ X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated", 0, "instruction set of the cpu backend; results are the same on all; amx_emulated: amx in plain C, slow, for tests") \
  X(threads,                OPTIONAL,      "none",    1, 256, "threads",         0,    "threads of the cpu backend; none: one a physical core, as far as the control group's quota goes") \
  X(kv_dtype,               CHOICE,        "auto",    0, 0, "auto|bf16|f32",     0,    "type of cached keys and values; auto: f32 on reference, else bf16") \
  X(page_size,              NUMBER,        "256",     4, 65536, "tokens",        0,    "tokens a block of the cache; a multiple of 16 on cpu") \

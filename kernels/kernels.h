@@ -3,7 +3,7 @@
  * Model code is written once over the operators below; a backend is one `struct backend_ops`:
  *   reference   plain C, f32, and double sums where the contract leaves them free: the oracle of
  *               accuracy
- *   cpu         panels of 16 rows, AVX-512 VNNI and AVX2 chosen at run time, a pool of threads
+ *   cpu         panels of 16 rows, AMX, AVX-512 VNNI and AVX2 chosen at run time, a pool of threads
  *   cuda        (later) a shared object opened at run time
  *
  * Rows are tokens. All activations are f32 on CPU backends. Buffers and rows are aligned to 64

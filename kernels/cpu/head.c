@@ -62,8 +62,9 @@ static void head_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
     const struct head_job *job = arg;
     struct head_track *tracks = job->s->tracks + (size_t)worker * job->s->shape.max_outputs;
     const uint8_t *want = job->args->want_logits;
-    alignas(64) float sums[TILE_TOKENS][UNIT_ROWS];
+    alignas(64) float sums[MATMUL_TOKENS][UNIT_ROWS];
 
+    LEVEL(matmul_begin)(job->act.n_tokens);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
         uint32_t token_end = token + job->cut.block_tokens;
@@ -72,8 +73,8 @@ static void head_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 
         if (token_end > job->act.n_tokens)
             token_end = job->act.n_tokens;
-        for (; token < token_end; token += TILE_TOKENS) {
-            uint32_t n = tile_n_tokens(token, token_end);
+        for (; token < token_end; token += MATMUL_TOKENS) {
+            uint32_t n = matmul_n_tokens(token, token_end);
 
             LEVEL(matmul)(sums[0], UNIT_ROWS, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
             for (uint32_t t = 0; t < n; t++) {
@@ -90,6 +91,7 @@ static void head_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
             }
         }
     }
+    LEVEL(matmul_end)(job->act.n_tokens);
 }
 
 static struct head_row merge_row(const struct cpu_stream *s, uint32_t output)
@@ -135,7 +137,7 @@ int LEVEL(head)(struct stream *stream, struct tensor *logits, struct head_row *r
                 track->best[r] = -INFINITY;
         }
     }
-    LEVEL(quant)(s, &job.act, w, &act_args);
+    BASE(quant)(s, &job.act, w, &act_args);
     job.cut = cut_product(weight_n_units(w, UNIT_PANELS), n_outputs, n_threads);
     pool_run(s->backend->pool, head_items, &job, job.cut.n_units * job.cut.n_blocks,
              job.cut.run_max);

@@ -8,7 +8,7 @@
  * then *why is a static sentence that lists what this machine has. */
 const struct level *isa_level(const char *name, const char **why);
 
-/* Level i of those this machine has, slowest first; NULL from the last on. */
+/* Level i of those this machine has, "amx_emulated" among them; NULL from the last on. */
 const struct level *isa_level_at(uint32_t i);
 
 #endif

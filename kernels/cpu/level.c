@@ -16,17 +16,29 @@ static void pairs(float out[16], const uint16_t *k, const uint16_t *q, uint32_t 
     v_store(out, acc);
 }
 
+static void product(float *out, const struct panels *p, const struct act *act)
+{
+    LEVEL(matmul_begin)(act->n_tokens);
+    for (uint32_t t = 0; t < act->n_tokens; t += MATMUL_TOKENS)
+        LEVEL(matmul)
+        (out + (size_t)t * PANEL_ROWS, PANEL_ROWS, p, 0, 1, act, t,
+         matmul_n_tokens(t, act->n_tokens));
+    LEVEL(matmul_end)(act->n_tokens);
+}
+
 #define NAME2(level) #level
 #define NAME(level)  NAME2(level)
 
 const struct level LEVEL(level) = {
     .name = NAME(CPU_LEVEL),
-    .embed = LEVEL(embed),
-    .rmsnorm = LEVEL(rmsnorm),
+    .matmul_tokens = MATMUL_TOKENS,
+    .embed = BASE(embed),
+    .rmsnorm = BASE(rmsnorm),
     .qkv = LEVEL(qkv),
-    .attention = LEVEL(attention),
+    .attention = BASE(attention),
     .linear = LEVEL(linear),
     .gate_up = LEVEL(gate_up),
     .head = LEVEL(head),
     .pairs = pairs,
+    .product = product,
 };

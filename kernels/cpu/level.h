@@ -1,7 +1,9 @@
 /* kernels/cpu/level.h - files compiled once an instruction set, and what they offer.
  *
- * LEVEL(f) is f's name at the level being compiled. A level is the table of operators at the end of
- * level.c; the calls below are between files of one level. Any two levels give the same bits. */
+ * LEVEL(f) is f's name at the level being compiled, and BASE(f) at the level it borrows f from: amx
+ * has products of its own, and all that does not call them is avx512vnni's. For other levels the two
+ * are one. A level is the table of operators at the end of level.c; the calls below are between
+ * files of one level. Any two levels give the same bits. */
 #ifndef CB_KERNELS_CPU_LEVEL_H
 #define CB_KERNELS_CPU_LEVEL_H
 
@@ -10,9 +12,11 @@
 #define LEVEL_PASTE2(f, level) cpu_##f##_##level
 #define LEVEL_PASTE(f, level)  LEVEL_PASTE2(f, level)
 #define LEVEL(f)               LEVEL_PASTE(f, CPU_LEVEL)
+#define BASE(f)                LEVEL_PASTE(f, CPU_BASE)
 
 struct level {
     const char *name;
+    uint32_t matmul_tokens; /* MATMUL_TOKENS */
     int (*embed)(struct stream *s, struct tensor *x, const struct weight *e, const int32_t *tokens,
                  float scale);
     int (*rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,
@@ -28,24 +32,27 @@ struct level {
     int (*head)(struct stream *s, struct tensor *logits, struct head_row *rows,
                 const struct tensor *x, const struct weight *w, const struct head_args *args);
     /* out[i] = the chain of pair products of n_pairs pairs, as attention makes scores of 16 keys: k
-     * [n_pairs][16][2] and q [n_pairs][2] bf16. For the choice between the last two levels. */
+     * [n_pairs][16][2] and q [n_pairs][2] bf16. For the choice of avx512bf16. */
     void (*pairs)(float out[16], const uint16_t *k, const uint16_t *q, uint32_t n_pairs);
+    /* out[n_tokens][16] = the product of a part's first panel with all tokens. For the choice of
+     * amx. */
+    void (*product)(float *out, const struct panels *p, const struct act *act);
 };
 
-extern const struct level cpu_level_scalar, cpu_level_avx2, cpu_level_avx512vnni,
-    cpu_level_avx512bf16;
+extern const struct level cpu_level_scalar, cpu_level_avx2, cpu_level_amx_emulated,
+    cpu_level_avx512vnni, cpu_level_avx512bf16, cpu_level_amx;
 
 #ifdef CPU_LEVEL
 
 /* Operators, each in the file of its name. */
-int LEVEL(embed)(struct stream *s, struct tensor *x, const struct weight *e, const int32_t *tokens,
-                 float scale);
-int LEVEL(rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,
-                   float eps);
+int BASE(embed)(struct stream *s, struct tensor *x, const struct weight *e, const int32_t *tokens,
+                float scale);
+int BASE(rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,
+                  float eps);
 int LEVEL(qkv)(struct stream *s, struct tensor *q, struct kv *kv, const struct tensor *x,
                const struct qkv_args *args);
-int LEVEL(attention)(struct stream *s, struct tensor *o, const struct tensor *q,
-                     const struct kv *kv, const struct attention_args *args);
+int BASE(attention)(struct stream *s, struct tensor *o, const struct tensor *q, const struct kv *kv,
+                    const struct attention_args *args);
 int LEVEL(linear)(struct stream *s, struct tensor *y, const struct tensor *x,
                   const struct weight *w, const struct epilogue *e);
 int LEVEL(gate_up)(struct stream *s, struct tensor *h, const struct tensor *x,
@@ -54,7 +61,7 @@ int LEVEL(head)(struct stream *s, struct tensor *logits, struct head_row *rows,
                 const struct tensor *x, const struct weight *w, const struct head_args *args);
 
 /* y = x * rms scale * w over n columns; y may be x. */
-void LEVEL(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float eps);
+void BASE(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float eps);
 
 /* What to make of the input rows of a product: row i is row rows[i] of x (rows NULL: row i), with
  * an RMS norm if norm_w. */
@@ -67,17 +74,42 @@ struct act_args {
 };
 
 /* Fills the stream's activations in the forms w wants, and says where they are. */
-void LEVEL(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
-                  const struct act_args *args);
+void BASE(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
+                 const struct act_args *args);
+
+/* Tokens that one call of matmul takes. */
+#if defined(CPU_LEVEL_amx) || defined(CPU_LEVEL_amx_emulated)
+enum { MATMUL_TOKENS = 64 };
+#else
+enum { MATMUL_TOKENS = TILE_TOKENS };
+#endif
 
 /* out[t * out_stride + 16*i + r] = row r of panel panel_idx + i times token token_idx + t, for
- * n_panels of a part and n_tokens <= 8 tokens from token_idx, a multiple of 8, that are all of the
- * act's last tile or 8. out has room for whole panels. */
+ * n_panels of a part and n_tokens <= MATMUL_TOKENS tokens from token_idx, a multiple of 8; they are
+ * a multiple of 8 too, or end with the act's last. out has room for whole panels. */
 void LEVEL(matmul)(float *out, size_t out_stride, const struct panels *p, uint32_t panel_idx,
                    uint32_t n_panels, const struct act *act, uint32_t token_idx, uint32_t n_tokens);
 
+/* Around a thread's calls of matmul for an act of n_tokens: tiles are a state of the thread, which
+ * takes some 200 cycles to set up. */
+#if defined(CPU_LEVEL_amx) || defined(CPU_LEVEL_amx_emulated)
+void LEVEL(matmul_begin)(uint32_t n_tokens);
+void LEVEL(matmul_end)(uint32_t n_tokens);
+void BASE(matmul)(float *out, size_t out_stride, const struct panels *p, uint32_t panel_idx,
+                  uint32_t n_panels, const struct act *act, uint32_t token_idx, uint32_t n_tokens);
+#else
+static inline void LEVEL(matmul_begin)(uint32_t n_tokens)
+{
+    (void)n_tokens;
+}
+static inline void LEVEL(matmul_end)(uint32_t n_tokens)
+{
+    (void)n_tokens;
+}
+#endif
+
 /* Rotates the first n_dims of one head's row in place, for a position. */
-void LEVEL(rope_row)(float *x, const struct rope *rope, int32_t position);
+void BASE(rope_row)(float *x, const struct rope *rope, int32_t position);
 
 /* How a product is cut into items: n_blocks runs of block_tokens tokens, each with n_units units of
  * panels; item = block * n_units + unit. Where there are tokens enough, each worker has blocks of
@@ -154,6 +186,11 @@ static inline uint32_t unit_n_rows(const struct unit *u)
 static inline uint32_t tile_n_tokens(uint32_t token_idx, uint32_t end)
 {
     return end - token_idx < TILE_TOKENS ? end - token_idx : TILE_TOKENS;
+}
+
+static inline uint32_t matmul_n_tokens(uint32_t token_idx, uint32_t end)
+{
+    return end - token_idx < MATMUL_TOKENS ? end - token_idx : MATMUL_TOKENS;
 }
 
 #endif

@@ -37,9 +37,10 @@ static void finish_row(const struct linear_job *job, const float *sums, uint32_t
 static void linear_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct linear_job *job = arg;
-    alignas(64) float sums[TILE_TOKENS][UNIT_ROWS];
+    alignas(64) float sums[MATMUL_TOKENS][UNIT_ROWS];
 
     (void)worker;
+    LEVEL(matmul_begin)(job->act.n_tokens);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
         uint32_t token_end = token + job->cut.block_tokens;
@@ -48,14 +49,15 @@ static void linear_items(void *arg, uint32_t worker, uint32_t begin, uint32_t en
 
         if (token_end > job->act.n_tokens)
             token_end = job->act.n_tokens;
-        for (; token < token_end; token += TILE_TOKENS) {
-            uint32_t n = tile_n_tokens(token, token_end);
+        for (; token < token_end; token += MATMUL_TOKENS) {
+            uint32_t n = matmul_n_tokens(token, token_end);
 
             LEVEL(matmul)(sums[0], UNIT_ROWS, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
             for (uint32_t t = 0; t < n; t++)
                 finish_row(job, sums[t], token + t, row_idx, n_rows);
         }
     }
+    LEVEL(matmul_end)(job->act.n_tokens);
 }
 
 int LEVEL(linear)(struct stream *stream, struct tensor *y, const struct tensor *x,
@@ -65,7 +67,7 @@ int LEVEL(linear)(struct stream *stream, struct tensor *y, const struct tensor *
     struct linear_job job = {.w = w, .e = e, .y = y};
     struct act_args args = {.x = x, .n_tokens = x->n_rows, .n_cols = w->n_cols};
 
-    LEVEL(quant)(s, &job.act, w, &args);
+    BASE(quant)(s, &job.act, w, &args);
     job.cut =
         cut_product(weight_n_units(w, UNIT_PANELS), x->n_rows, pool_n_threads(s->backend->pool));
     pool_run(s->backend->pool, linear_items, &job, job.cut.n_units * job.cut.n_blocks,

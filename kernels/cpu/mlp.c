@@ -59,9 +59,10 @@ static void mlp_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
                                 .dtype = gate->dtype,
                                 .n_panels = 2 * gate->n_panels};
     const size_t stride = COUPLES * COUPLE_ROWS;
-    alignas(64) float sums[TILE_TOKENS][COUPLES * COUPLE_ROWS];
+    alignas(64) float sums[MATMUL_TOKENS][COUPLES * COUPLE_ROWS];
 
     (void)worker;
+    LEVEL(matmul_begin)(job->act.n_tokens);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t couple_idx = item % job->cut.n_units * COUPLES, left = gate->n_panels - couple_idx;
         uint32_t n_couples = left < COUPLES ? left : COUPLES;
@@ -70,8 +71,8 @@ static void mlp_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 
         if (token_end > job->act.n_tokens)
             token_end = job->act.n_tokens;
-        for (; token < token_end; token += TILE_TOKENS) {
-            uint32_t n = tile_n_tokens(token, token_end);
+        for (; token < token_end; token += MATMUL_TOKENS) {
+            uint32_t n = matmul_n_tokens(token, token_end);
 
             if (gate->dtype == up->dtype)
                 LEVEL(matmul)
@@ -90,6 +91,7 @@ static void mlp_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
                 finish_row(job, sums[t], token + t, couple_idx, n_couples);
         }
     }
+    LEVEL(matmul_end)(job->act.n_tokens);
 }
 
 int LEVEL(gate_up)(struct stream *stream, struct tensor *h, const struct tensor *x,
@@ -108,7 +110,7 @@ int LEVEL(gate_up)(struct stream *stream, struct tensor *h, const struct tensor 
                                 .norm_w = args->norm_w,
                                 .norm_eps = args->norm_eps};
 
-    LEVEL(quant)(s, &job.act, w, &act_args);
+    BASE(quant)(s, &job.act, w, &act_args);
     job.cut = cut_product((gate->n_panels + COUPLES - 1) / COUPLES, x->n_rows,
                           pool_n_threads(s->backend->pool));
     pool_run(s->backend->pool, mlp_items, &job, job.cut.n_units * job.cut.n_blocks,

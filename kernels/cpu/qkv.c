@@ -81,9 +81,9 @@ static void finish_head(const struct qkv_job *job, float *x, uint16_t *half, uin
             x[d] += a->bias[(size_t)head * hd + d];
     }
     if (norm_w)
-        LEVEL(rmsnorm_row)(x, x, norm_w, hd, a->norm_eps);
+        BASE(rmsnorm_row)(x, x, norm_w, hd, a->norm_eps);
     if (a->rope && a->rope->kind != ROPE_NONE && (is_query || is_key))
-        LEVEL(rope_row)(x, a->rope, step->positions[token]);
+        BASE(rope_row)(x, a->rope, step->positions[token]);
     if (is_query) {
         memcpy(tensor_row(job->q, token) + (size_t)head * hd, x, hd * sizeof *x);
     } else if (slot / job->kv->shape.page_size < job->kv->shape.n_pages) {
@@ -129,8 +129,9 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
     const struct weight *w = job->args->w;
     uint32_t hd = job->args->head_dim, unit_rows = job->unit_panels * PANEL_ROWS;
     float *sums = (float *)(void *)(job->s->scratch + worker * job->s->scratch_bytes);
-    uint16_t *half = (uint16_t *)(void *)(sums + TILE_TOKENS * unit_rows);
+    uint16_t *half = (uint16_t *)(void *)(sums + MATMUL_TOKENS * unit_rows);
 
+    LEVEL(matmul_begin)(job->act.n_tokens);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
         uint32_t token_end = token + job->cut.block_tokens;
@@ -140,8 +141,8 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 
         if (token_end > job->act.n_tokens)
             token_end = job->act.n_tokens;
-        for (; token < token_end; token += TILE_TOKENS) {
-            uint32_t n = tile_n_tokens(token, token_end);
+        for (; token < token_end; token += MATMUL_TOKENS) {
+            uint32_t n = matmul_n_tokens(token, token_end);
 
             fetch_cells(job, head, n_heads, token, n);
             LEVEL(matmul)(sums, unit_rows, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
@@ -151,6 +152,7 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
             }
         }
     }
+    LEVEL(matmul_end)(job->act.n_tokens);
 }
 
 int LEVEL(qkv)(struct stream *stream, struct tensor *q, struct kv *kv, const struct tensor *x,
@@ -171,7 +173,7 @@ int LEVEL(qkv)(struct stream *stream, struct tensor *q, struct kv *kv, const str
         assert(args->w->parts[i].row_idx % args->head_dim == 0);
 
     job.unit_panels = heads_panels(args->head_dim);
-    LEVEL(quant)(s, &job.act, args->w, &act_args);
+    BASE(quant)(s, &job.act, args->w, &act_args);
     job.cut = cut_product(weight_n_units(args->w, job.unit_panels), x->n_rows,
                           pool_n_threads(s->backend->pool));
     pool_run(s->backend->pool, qkv_items, &job, job.cut.n_units * job.cut.n_blocks,

@@ -1,9 +1,9 @@
 /* Scratch of a stream, sized once for its largest step. Most of it is address space that only large
  * steps touch. */
-#include "kernels/cpu/cpu.h"
-
 #include <errno.h>
 #include <stdlib.h>
+
+#include "kernels/cpu/level.h"
 
 enum {
     PARTIALS_BYTES = 4 << 20, /* 128 decode rows of 64 at 8k keys; beyond, spans are not split */
@@ -21,7 +21,7 @@ static size_t max_size(size_t a, size_t b)
 }
 
 /* What attention.c carves, and qkv.c's sums of whole heads and a head in bf16. */
-static size_t scratch_bytes(const struct stream_shape *shape)
+static size_t scratch_bytes(const struct stream_shape *shape, uint32_t matmul_tokens)
 {
     size_t hd = shape->head_dim, o_bytes = round_up(hd * sizeof(float));
     size_t attention = round_up(ATTENTION_ROWS * hd * sizeof(float)) + LINE_BYTES +
@@ -31,7 +31,7 @@ static size_t scratch_bytes(const struct stream_shape *shape)
     /* Layers may have smaller heads than the largest, which can need more panels: 3 for 24, 2 for
      * 32. */
     for (uint32_t i = 2; i <= shape->head_dim; i += 2)
-        heads = max_size(heads, TILE_TOKENS * heads_panels(i) * PANEL_ROWS * sizeof(float));
+        heads = max_size(heads, matmul_tokens * heads_panels(i) * PANEL_ROWS * sizeof(float));
     heads += round_up(shape->head_dim * sizeof(uint16_t)) + LINE_BYTES;
     /* Not a power of two, or the workers' scratch would fall into the same cache sets. */
     return round_up(max_size(attention, heads)) + 3 * LINE_BYTES;
@@ -52,7 +52,7 @@ int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stre
                              .backend = b,
                              .shape = *shape,
                              .x_stride = round_up(shape->max_cols * sizeof(float)) / sizeof(float),
-                             .scratch_bytes = scratch_bytes(shape),
+                             .scratch_bytes = scratch_bytes(shape, b->level->matmul_tokens),
                              .partials_bytes = PARTIALS_BYTES};
     /* A tile is 32 rows but for the last of each sequence, and a token has at most n_heads rows. */
     s->max_tiles = shape->max_tokens * ((shape->n_heads + ATTENTION_ROWS - 1) / ATTENTION_ROWS);

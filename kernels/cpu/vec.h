@@ -20,9 +20,9 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(CPU_LEVEL_avx512vnni) || defined(CPU_LEVEL_avx512bf16)
+#if defined(CPU_LEVEL_avx512vnni) || defined(CPU_LEVEL_avx512bf16) || defined(CPU_LEVEL_amx)
 #define VEC_512 1
-#elif defined(CPU_LEVEL_avx2)
+#elif defined(CPU_LEVEL_avx2) || defined(CPU_LEVEL_amx_emulated)
 #define VEC_256 1
 #else
 #define VEC_SCALAR 1

@@ -430,15 +430,15 @@ Test(cpu_bits, model_bf16)
 
 static const struct {
     uint32_t n_cols, n_rows;
-} odd_sizes[] = {{32, 1}, {64, 15}, {96, 17}, {544, 33}, {160, 100}};
+} odd_sizes[] = {{32, 1}, {64, 15}, {96, 17}, {544, 33}, {160, 100}, {1056, 17}};
 
-enum { ODD_TOKENS = 41, ODD_STRIDE = 640, OUT_STRIDE = 112 };
+enum { N_ODD = 6, ODD_TOKENS = 89, ODD_STRIDE = 1152, OUT_STRIDE = 112 };
 
 /* Rows of x through linear, gate_up and head at a level, `batch` tokens a call. */
 static void run_odd(const char *isa, uint32_t n_threads, uint32_t batch, enum dtype t,
                     uint32_t size, float *x, float *out)
 {
-    static const struct stream_shape shape = {64, 64, 64, ODD_STRIDE, 256, 4, 64, 1024};
+    static const struct stream_shape shape = {96, 96, 96, ODD_STRIDE, 256, 4, 64, 1024};
     uint32_t n_cols = odd_sizes[size].n_cols - (t < DTYPE_Q4_0 ? 3 : 0);
     uint32_t n_rows = odd_sizes[size].n_rows, rows2[] = {n_rows, n_rows};
     const enum dtype dtypes[] = {t, t};
@@ -502,7 +502,8 @@ static void run_odd(const char *isa, uint32_t n_threads, uint32_t batch, enum dt
 
 Test(cpu_bits, odd_sizes_and_poisoned_rows)
 {
-    static const uint32_t batches[] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 41};
+    enum { N_BATCHES = 12 };
+    static const uint32_t batches[N_BATCHES] = {1, 2, 3, 4, 5, 6, 7, 8, 13, 24, 36, 89};
     const size_t n_out = 3 * ODD_TOKENS * OUT_STRIDE + ODD_TOKENS * ODD_STRIDE;
     float *x = calloc(ODD_TOKENS * ODD_STRIDE, sizeof *x), *want = malloc(n_out * sizeof *want);
     float *got = malloc(n_out * sizeof *got);
@@ -514,7 +515,7 @@ Test(cpu_bits, odd_sizes_and_poisoned_rows)
     x[9 * ODD_STRIDE + 11] = NAN;
     x[20 * ODD_STRIDE + 3] = -INFINITY;
     for (int t = 0; t < DTYPE_COUNT; t++) {
-        for (uint32_t size = 0; size < 5; size++) {
+        for (uint32_t size = 0; size < N_ODD; size++) {
             const struct level *level;
 
             memset(want, 0, n_out * sizeof *want);
@@ -523,7 +524,7 @@ Test(cpu_bits, odd_sizes_and_poisoned_rows)
                 cr_expect_eq(isfinite(want[i * OUT_STRIDE]), i != 9 && i != 20,
                              "%s: row %u is poisoned wrongly", dtype_name((enum dtype)t), i);
             for (uint32_t l = 0; (level = isa_level_at(l)); l++) {
-                for (uint32_t i = l ? 0 : 8; i < 10; i++) {
+                for (uint32_t i = l ? 0 : 8; i < N_BATCHES; i++) {
                     memset(got, 0, n_out * sizeof *got);
                     run_odd(level->name, 1 + i % 4, batches[i], (enum dtype)t, size, x, got);
                     cr_expect_eq(n_different(got, want, n_out), 0,

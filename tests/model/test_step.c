@@ -106,7 +106,7 @@ Test(step, a_row_is_what_it_is_alone)
 
 Test(step, instructions_and_threads_cannot_be_told_from_results)
 {
-    static const char *const isas[] = {"scalar", "avx2", "avx512vnni", "auto"};
+    static const char *const isas[] = {"scalar", "avx2", "amx_emulated", "avx512vnni", "auto"};
     char path[MEMORY_FILE_PATH_MAX];
     struct tiny t = tiny_default();
     struct sample first[N_SEQS], samples[N_SEQS];

@@ -48,7 +48,7 @@ Test(storm, null_model_in_every_configuration)
 
 Test(storm, tiny_model_in_every_configuration)
 {
-    static const char *const isas[] = {"scalar", "avx2", "avx512vnni"};
+    static const char *const isas[] = {"scalar", "avx2", "avx512vnni", "amx_emulated"};
     struct storm st;
     struct system files;
     struct tiny tiny = tiny_default();
@@ -68,8 +68,8 @@ Test(storm, tiny_model_in_every_configuration)
                                           .new_usual = 16,
                                           .new_max = 60});
     answer_on(&st, SETTINGS("--model", path, "--threads", "1", "--isa", "scalar"));
-    /* Under a sanitizer five of them: each setting both ways, each isa. */
-    for (int i = 0; i < 24; i += IS_SANITIZED ? 5 : 1) {
+    /* Under a sanitizer seven of them: each setting both ways, each isa. */
+    for (int i = 0; i < 32; i += IS_SANITIZED ? 5 : 1) {
         const char *isa = isas[i / 8];
         if (i / 8 && !has_isa(isa))
             continue;

@@ -344,10 +344,6 @@ static int open_parts(struct opening *o)
         r = open_backend(o);
     if (!r)
         r = plan_cache(o, &shape);
-    if (!r)
-        r = load_weights(o);
-    if (!r)
-        r = take_fingerprint(o);
     if (r)
         return r;
     r = f->ops->kv_new(f->backend, &f->kv, &shape, &why);
@@ -355,7 +351,11 @@ static int open_parts(struct opening *o)
         return model_refuse(
             o->message, r, "cache of %" PRIu32 " blocks of %" PRIu32 " tokens (%s): %s: %s",
             shape.n_pages, shape.page_size, dtype_name(shape.dtype), why, strerror(-r));
-    r = make_scratch(o);
+    r = load_weights(o);
+    if (!r)
+        r = take_fingerprint(o);
+    if (!r)
+        r = make_scratch(o);
     if (r)
         return r;
     f->ops->caps(f->backend, &f->model.info.caps);

@@ -50,7 +50,7 @@ static bool has(uint32_t word, uint32_t bits)
     return (word & bits) == bits;
 }
 
-/* The system keeps the registers of tiles for this process, or did before. */
+/* Asks the system to keep tiles for this process; asking again is harmless. */
 static bool may_use_tiles(uint64_t xcr0)
 {
     enum { XCR0_TILES = 0x60000, ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };

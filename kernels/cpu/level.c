@@ -19,10 +19,11 @@ static void pairs(float out[16], const uint16_t *k, const uint16_t *q, uint32_t 
 static void product(float *out, const struct panels *p, const struct act *act)
 {
     LEVEL(matmul_begin)(act->n_tokens);
-    for (uint32_t t = 0; t < act->n_tokens; t += MATMUL_TOKENS)
-        LEVEL(matmul)
-        (out + (size_t)t * PANEL_ROWS, PANEL_ROWS, p, 0, 1, act, t,
-         matmul_n_tokens(t, act->n_tokens));
+    for (uint32_t t = 0; t < act->n_tokens; t += MATMUL_TOKENS) {
+        uint32_t n = matmul_n_tokens(t, act->n_tokens);
+
+        LEVEL(matmul)(out + (size_t)t * PANEL_ROWS, PANEL_ROWS, p, 0, 1, act, t, n);
+    }
     LEVEL(matmul_end)(act->n_tokens);
 }
 

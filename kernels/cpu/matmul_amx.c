@@ -210,8 +210,10 @@ void LEVEL(matmul)(float *out, size_t out_stride, const struct panels *p, uint32
             panel_q8_0(o, out_stride, panel, q, n_groups, n_wide);
     }
     /* The rest, and other weights, by the tiles of 8 tokens of the level this one is built on. */
-    for (uint32_t t = n_wide; t < n_tokens; t += TILE_TOKENS)
-        BASE(matmul)
-        (out + t * out_stride, out_stride, p, panel_idx, n_panels, act, token_idx + t,
-         n_tokens - t < TILE_TOKENS ? n_tokens - t : TILE_TOKENS);
+    for (uint32_t t = n_wide; t < n_tokens; t += TILE_TOKENS) {
+        uint32_t n = tile_n_tokens(t, n_tokens);
+        float *o = out + t * out_stride;
+
+        BASE(matmul)(o, out_stride, p, panel_idx, n_panels, act, token_idx + t, n);
+    }
 }

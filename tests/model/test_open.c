@@ -166,6 +166,17 @@ Test(open, settings_that_do_not_fit)
     config.backend_config.isa = "mmx";
     refuse_config(&config, -ENOTSUP, "backend 'reference': ");
     config = config_of(path);
+    config.backend = "cpu";
+    config.backend_config.isa = "mmx";
+    refuse_config(&config, -ENOTSUP, "backend 'cpu': isa: this machine has: scalar");
+    config = config_of(path);
+    config.backend = "cpu";
+    config.page_size = 24;
+    config.n_blocks = 4;
+    refuse_config(&config, -EINVAL,
+                  "cache of 4 blocks of 24 tokens (F32): the cpu backend needs a page size that "
+                  "is a multiple of 16 tokens: Invalid argument");
+    config = config_of(path);
     config.n_blocks = 0xfffffff0; /* petabytes */
     refuse_config(&config, -ENOMEM, "num_blocks");
     close(fd);

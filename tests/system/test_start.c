@@ -46,6 +46,14 @@ Test(start, bad_settings)
     expect_refusal(&s, 2, "no setting is called 'max_bach_tokens'; the nearest is max_batch_tokens",
                    SETTINGS("--model", "null", "--max_bach_tokens", "5"));
     expect_refusal(&s, 2, "page_size is 3; allowed: 4..65536 tokens", SETTINGS("--page_size", "3"));
+    expect_refusal(&s, 2, "threads is 0; allowed: none or 1..256 threads",
+                   SETTINGS("--threads", "0"));
+    expect_refusal(&s, 2, "threads is 257; allowed: none or 1..256 threads",
+                   SETTINGS("--threads", "257"));
+    expect_refusal(&s, 2,
+                   "isa is 'mmx'; allowed: "
+                   "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated",
+                   SETTINGS("--isa", "mmx"));
     expect_refusal(&s, 2, "num_blocks is '-1', not a number; allowed: none or 1..16777216 blocks",
                    SETTINGS("--num_blocks", "-1"));
     expect_refusal(&s, 2, "scheduler is 'lifo'; allowed: fifo|prefill_first",

@@ -37,7 +37,7 @@ LIBS := -luring -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lm -pthread
 
 ifeq ($(V),0)
 Q := @
-say = @printf '  %-7s %s\n' $(1) $(2)
+say = @printf '  %-7s %s\n' $(1) "$(2)"
 else
 Q :=
 say =

@@ -21,7 +21,7 @@
 #include "daemon/place.h"
 #include "kernels/kernels.h"
 
-#define VERSION "0.1.0"
+#define VERSION "1.0.0"
 
 extern char **environ;
 
@@ -257,11 +257,23 @@ static void stop(struct program *p)
         close(p->signals.fd);
 }
 
+/* Else the lock's or a socket's number could be that of standard output. */
+static void hold_standard_descriptors(void)
+{
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        close(fd);
+}
+
 int main(int argc, char **argv)
 {
     static struct program program; /* large, and zeroed */
     struct program *p = &program;
     char message[SETTINGS_MESSAGE_MAX];
+    hold_standard_descriptors();
     p->place.lock_fd = p->place.listen_fd = p->vocab_fd = p->signals.fd = -1;
     p->status.lock_fd = p->status.fd = -1;
     log_init(&p->log, STDERR_FILENO, LOG_LEVEL_INFO, &clock_monotonic);
@@ -269,11 +281,11 @@ int main(int argc, char **argv)
                           message);
     if (r == SETTINGS_HELP) {
         settings_help(stdout);
-        return 0;
+        return fflush(stdout) || ferror(stdout) ? 1 : 0;
     }
     if (r == SETTINGS_VERSION) {
         printf("cbd %s, lane format %u\n", VERSION, CB_FORMAT);
-        return 0;
+        return fflush(stdout) || ferror(stdout) ? 1 : 0;
     }
     if (r < 0) {
         fatal(p, message);

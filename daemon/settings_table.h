@@ -21,7 +21,7 @@
 #define SETTINGS_TABLE(X)                                                                                          \
  X(model,                  STRING,        "",        0, 1023, "path",           0,    "GGUF file to serve, or null: the model without arithmetic") \
  X(instance,               STRING,        "default", 1, 31, "name",             0,    "name of this daemon among others of the machine") \
- X(runtime_dir,            STRING,        "",        0, 60, "path",             0,    "where <instance>/sock lies; empty: $XDG_RUNTIME_DIR/cbd, as root /run/cbd, else /tmp/cbd-UID") \
+ X(runtime_dir,            STRING,        "",        0, 60, "path",             0,    "where <instance>/sock lies; empty: as root /run/cbd, else $XDG_RUNTIME_DIR/cbd, else /tmp/cbd-UID") \
  X(log_level,              CHOICE,        "info",    0, 0, "error|warning|info|debug", LIVE, "least important lines that are logged") \
  X(backend,                CHOICE,        "cpu",     0, 0, "cpu|reference",     0,    "who does the arithmetic") \
  X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated", 0, "instruction set of the cpu backend; results are the same on all; amx_emulated: amx in plain C, slow, for tests") \

@@ -1,6 +1,7 @@
 /* cbctl: see, use and steer a running cbd. The table of commands; each parses its own arguments. */
 #include <argp.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -127,6 +128,28 @@ static char *help_filter(int key, const char *text, void *input)
     return out;
 }
 
+/* A standard descriptor that is closed would be the next file's or socket's number, and what is
+ * printed would go there. Opened for reading, writes fail as they should. */
+static void hold_standard_descriptors(void)
+{
+    for (int fd = 0; fd < 3; fd++) {
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) != fd)
+            abort();
+    }
+}
+
+/* A full disk or a closed standard output must not pass for success. */
+static int finish(const struct cbctl *ctl, int status)
+{
+    bool had_failed = ferror(stdout) != 0;
+
+    if (fflush(stdout) == 0 && !had_failed)
+        return status;
+    cbctl_complain(ctl, "standard output can't be written%s%s; what was printed is not complete",
+                   had_failed ? "" : ": ", had_failed ? "" : strerror(errno));
+    return CBCTL_FAILED;
+}
+
 int main(int argc, char **argv)
 {
     static const char doc[] = "See, use and steer a running cbd.\v-";
@@ -135,6 +158,7 @@ int main(int argc, char **argv)
     struct start start = {0};
     char called[32];
 
+    hold_standard_descriptors();
     argp_program_version = cb_version();
     argp_err_exit_status = CBCTL_USAGE;
     if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &start))
@@ -144,7 +168,8 @@ int main(int argc, char **argv)
             start.ctl.command = commands[i].name;
             snprintf(called, sizeof called, "cbctl %s", commands[i].name);
             argv[start.first] = called; /* how argp calls it when it complains */
-            return commands[i].run(&start.ctl, argc - start.first, argv + start.first);
+            return finish(&start.ctl,
+                          commands[i].run(&start.ctl, argc - start.first, argv + start.first));
         }
     }
     fprintf(stderr, "cbctl: no command \"%s\"; `cbctl --help` lists them\n", argv[start.first]);

@@ -4,6 +4,7 @@
  * or column needs no line here. */
 #include <argp.h>
 #include <jansson.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -171,6 +172,17 @@ static const struct form {
     {"stop", 0, 0, NULL, "Stops the daemon now; what runs ends with an error."},
 };
 
+/* "3" or "3:12"; which of them there are, the daemon knows. */
+static bool is_place(const char *text)
+{
+    size_t n = strspn(text, "0123456789"), m;
+
+    if (n == 0 || text[n] == '\0')
+        return n != 0;
+    m = strspn(text + n + 1, "0123456789");
+    return text[n] == ':' && m != 0 && text[n + 1 + m] == '\0';
+}
+
 int cmd_admin(const struct cbctl *ctl, int argc, char **argv)
 {
     const struct form *form = forms;
@@ -188,6 +200,11 @@ int cmd_admin(const struct cbctl *ctl, int argc, char **argv)
     if (ps.n_arguments < form->least || ps.n_arguments > form->most || ps.too_long) {
         cbctl_complain(ctl, "usage: cbctl %s %s", form->command,
                        form->arguments ? form->arguments : "");
+        return CBCTL_USAGE;
+    }
+    if (strcmp(form->command, "cancel") == 0 && !is_place(ps.argument)) {
+        cbctl_complain(ctl, "\"%s\" is no LANE or LANE:SLOT, as `cbctl requests` prints them",
+                       ps.argument);
         return CBCTL_USAGE;
     }
     r = talk(ctl->instance, ps.n_arguments == 2 ? "set" : form->command, ps.argument, &reply);

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -453,6 +454,7 @@ static int bench_run(const struct bench *b)
     struct figures f = {0};
     bool failed = !t || !figures_init(b, &f);
     uint32_t n_started = 0;
+    pid_t parent = getpid();
 
     if (failed)
         cbctl_complain(b->ctl, "out of memory");
@@ -460,7 +462,10 @@ static int bench_run(const struct bench *b)
         pid_t pid = fork();
 
         if (pid == 0) {
-            client_main(b, t, n_started);
+            /* Whoever is left alone by a killed parent must not go on loading the daemon. */
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() == parent)
+                client_main(b, t, n_started);
             _exit(0);
         }
         if (pid < 0) {

@@ -17,7 +17,7 @@
 #include "tools/cbctl.h"
 #include "tools/prompts.h"
 
-enum { WAIT_SLICE_MS = 100 };
+enum { WAIT_SLICE_MS = 100, PLACE_BYTES = 512 };
 
 /* Where a prompt stands. */
 struct sent {
@@ -156,20 +156,34 @@ static int prompt_tokenize(const struct run *run, struct prompt *p)
     return r;
 }
 
+/* "FILE:LINE" or "prompt N", for complaints. */
+static const char *place_of(const struct run *run, size_t i, char place[PLACE_BYTES])
+{
+    const struct prompt *p = &run->prompts.v[i];
+
+    if (p->file)
+        snprintf(place, PLACE_BYTES, "%s:%zu", p->file, p->line_number);
+    else
+        snprintf(place, PLACE_BYTES, "prompt %zu", i + 1);
+    return place;
+}
+
 /* It never came to run: the library, or its line's reader, says why. */
 static void refused(struct run *run, size_t i, int status, const char *words)
 {
     const struct prompt *p = &run->prompts.v[i];
     const struct cb_result result = {.seed = p->request.seed,
                                      .n_prompt = p->ids ? (uint32_t)p->n_ids : 0};
+    char place[PLACE_BYTES], error[PLACE_BYTES + 256];
 
     run->sent[i].over = true;
     run->n_over++;
     run->bad = true;
     run->sent[i].result = line_json(NULL, 0, "", 0, "error", &result);
-    line_failed(run->sent[i].result, status, words);
+    snprintf(error, sizeof error, "%s: %s", place_of(run, i, place), words);
+    line_failed(run->sent[i].result, status, p->file ? error : words);
     if (!run->ctl->json)
-        cbctl_complain(run->ctl, "prompt %zu: %s", i + 1, words);
+        cbctl_complain(run->ctl, "%s", error);
 }
 
 /* Sends what there is room for. */
@@ -245,14 +259,20 @@ static void ended(struct run *run, const struct cb_event *event)
 
     if (run->ctl->json)
         s->result = result_json(run, event);
-    if (event->status && !run->ctl->json) {
-        char words[256];
+    char words[256], place[PLACE_BYTES];
+    const char *why = NULL;
 
-        cbctl_complain(run->ctl, "prompt %zu: %s", (size_t)event->user + 1,
-                       cb_explain(event->status, event->detail, words, sizeof words));
-    }
-    if (event->type == CB_EVENT_REJECTED || event->end == CB_END_ERROR)
+    /* What ended early must not look whole. */
+    if (event->status)
+        why = cb_explain(event->status, event->detail, words, sizeof words);
+    else if (event->end == CB_END_DEADLINE)
+        why = "its deadline has passed";
+    else if (event->end == CB_END_CANCELLED && !interrupted)
+        why = "somebody else has cancelled it";
+    if (why)
         run->bad = true;
+    if (why && !run->ctl->json)
+        cbctl_complain(run->ctl, "%s: %s", place_of(run, event->user, place), why);
     cb_release(run->h, event->id);
     s->id = 0;
     s->over = true;
@@ -294,6 +314,10 @@ static int run_all(struct run *run)
         struct cb_event event;
         int r = cb_wait(run->h, 0, &event, WAIT_SLICE_MS);
 
+        if (ferror(stdout)) { /* nobody reads any more; cbctl.c says so */
+            cancel_all(run);
+            return CBCTL_FAILED;
+        }
         if (interrupted && !cancelled) {
             cancel_all(run);
             cancelled = true;

@@ -28,10 +28,15 @@ if ! grep -q -m 1 '^ready$' "$run/out"; then
 fi
 
 echo "== four programs ask it at once; each line is one program's answer as it comes"
-ask() { # NAME QUESTION
-    "$build/cbctl" run --chat -n 60 "$2" | while IFS= read -r line; do
-        printf '%-8s %s\n' "$1" "$line"
-    done
+ask() { # NUMBER QUESTION; its status is cbctl's
+    mkfifo "$run/answer$1"
+    while IFS= read -r line; do
+        printf 'client %s %s\n' "$1" "$line"
+    done <"$run/answer$1" &
+    "$build/cbctl" run --chat -n 60 "$2" >"$run/answer$1"
+    status=$?
+    wait
+    return $status
 }
 clients=
 n=0
@@ -41,7 +46,7 @@ for question in \
     "Explain in two sentences why the sky is blue." \
     "Write a short poem about a lighthouse."; do
     n=$((n + 1))
-    ask "client $n" "$question" &
+    ask "$n" "$question" &
     clients="$clients $!"
 done
 failed=0

@@ -121,15 +121,9 @@ bool prompts_add_stdin(struct prompts *list, const struct cb_request *defaults)
 /* ---- lines ----------------------------------------------------------------------------------- */
 
 /* A line that is being read, and the prompt it shall be. */
-struct place {
-    const char *file;
-    size_t line;
-    struct prompt *prompt;
-};
-
 /* Notes what is wrong with the line. Always false. */
-__attribute__((format(printf, 2, 3))) static bool line_bad(const struct place *at,
-                                                           const char *format, ...)
+__attribute__((format(printf, 2, 3))) static bool line_bad(struct prompt *p, const char *format,
+                                                           ...)
 {
     char what[256];
     va_list args;
@@ -137,12 +131,11 @@ __attribute__((format(printf, 2, 3))) static bool line_bad(const struct place *a
     va_start(args, format);
     vsnprintf(what, sizeof what, format, args);
     va_end(args);
-    if (asprintf(&at->prompt->fault, "%s:%zu: %s", at->file, at->line, what) < 0)
-        at->prompt->fault = NULL;
+    p->fault = strdup(what);
     return false;
 }
 
-static bool line_prompt(const struct place *at, const json_t *o, struct prompt *p)
+static bool line_prompt(struct prompt *p, const json_t *o)
 {
     const json_t *text = json_object_get(o, "text"), *ids = json_object_get(o, "ids");
     json_t *value;
@@ -150,27 +143,27 @@ static bool line_prompt(const struct place *at, const json_t *o, struct prompt *
 
     if (json_is_string(text) && !ids) {
         if (strlen(json_string_value(text)) != json_string_length(text))
-            return line_bad(at, "the text holds a NUL");
+            return line_bad(p, "the text holds a NUL");
         p->text = strdup(json_string_value(text));
-        return p->text || line_bad(at, "out of memory");
+        return p->text || line_bad(p, "out of memory");
     }
     if (!json_is_array(ids) || text)
-        return line_bad(at, "needs a \"text\" or a list \"ids\"");
+        return line_bad(p, "needs a \"text\" or a list \"ids\", and not both");
     p->ids = calloc(json_array_size(ids) + 1, sizeof *p->ids);
     if (!p->ids)
-        return line_bad(at, "out of memory");
+        return line_bad(p, "out of memory");
     json_array_foreach(ids, i, value)
     {
         json_int_t id = json_integer_value(value);
 
         if (!json_is_integer(value) || id < 0 || id > UINT32_MAX)
-            return line_bad(at, "\"ids\" holds something that is no token id");
+            return line_bad(p, "\"ids\" holds something that is no token id");
         p->ids[p->n_ids++] = (uint32_t)id;
     }
     return true;
 }
 
-static bool line_stops(const struct place *at, const json_t *list, struct prompt *p)
+static bool line_stops(struct prompt *p, const json_t *list)
 {
     json_t *value;
     size_t i;
@@ -183,31 +176,31 @@ static bool line_stops(const struct place *at, const json_t *list, struct prompt
         return true;
     }
     if (!json_is_array(list) || json_array_size(list) > PROMPT_STOPS_MAX)
-        return line_bad(at, "\"stop\" is a string or a list of up to 16");
+        return line_bad(p, "\"stop\" is a string or a list of up to 16");
     json_array_foreach(list, i, value)
     {
         if (!json_is_string(value))
-            return line_bad(at, "\"stop\" is a string or a list of up to 16");
+            return line_bad(p, "\"stop\" is a string or a list of up to 16");
         p->stops[i] = (struct cb_string){json_string_value(value), json_string_length(value)};
     }
     p->request.n_stops = json_array_size(list);
     return true;
 }
 
-static bool line_stop_ids(const struct place *at, const json_t *list, struct prompt *p)
+static bool line_stop_ids(struct prompt *p, const json_t *list)
 {
     json_t *value;
     size_t i;
 
     p->request.stop_ids = NULL;
     if (!json_is_array(list) || json_array_size(list) > PROMPT_STOP_IDS_MAX)
-        return line_bad(at, "\"stop_ids\" is a list of up to 64 ids");
+        return line_bad(p, "\"stop_ids\" is a list of up to 64 ids");
     json_array_foreach(list, i, value)
     {
         json_int_t id = json_integer_value(value);
 
         if (!json_is_integer(value) || id < 0 || id > UINT32_MAX)
-            return line_bad(at, "\"stop_ids\" holds something that is no token id");
+            return line_bad(p, "\"stop_ids\" holds something that is no token id");
         p->stop_ids[i] = (uint32_t)id;
     }
     p->request.n_stop_ids = json_array_size(list);
@@ -215,31 +208,30 @@ static bool line_stop_ids(const struct place *at, const json_t *list, struct pro
 }
 
 /* A number of [least, most]; else *v stays. */
-static bool line_number(const struct place *at, const char *key, const json_t *value, double least,
+static bool line_number(struct prompt *p, const char *key, const json_t *value, double least,
                         double most, float *v)
 {
     double number = json_number_value(value);
 
     if (!json_is_number(value) || !(number >= least && number <= most))
-        return line_bad(at, "\"%s\" is no number from %.10g to %.10g", key, least, most);
+        return line_bad(p, "\"%s\" is no number from %.10g to %.10g", key, least, most);
     *v = (float)number;
     return true;
 }
 
-static bool line_whole(const struct place *at, const char *key, const json_t *value, int64_t least,
+static bool line_whole(struct prompt *p, const char *key, const json_t *value, int64_t least,
                        int64_t most, int64_t *v)
 {
     json_int_t number = json_integer_value(value);
 
     if (!json_is_integer(value) || number < least || number > most)
-        return line_bad(at, "\"%s\" is no whole number from %lld to %lld", key, (long long)least,
+        return line_bad(p, "\"%s\" is no whole number from %lld to %lld", key, (long long)least,
                         (long long)most);
     *v = number;
     return true;
 }
 
-static bool line_option(const struct place *at, const char *key, const json_t *value,
-                        struct prompt *p)
+static bool line_option(struct prompt *p, const char *key, const json_t *value)
 {
     struct cb_request *r = &p->request;
     int64_t n = 0;
@@ -248,67 +240,68 @@ static bool line_option(const struct place *at, const char *key, const json_t *v
     if (!strcmp(key, "text") || !strcmp(key, "ids")) {
         ;
     } else if (!strcmp(key, "max_new_tokens")) {
-        ok = line_whole(at, key, value, 0, CB_NO_LIMIT - 1, &n);
+        ok = line_whole(p, key, value, 0, CB_NO_LIMIT - 1, &n);
         r->max_new_tokens = (uint32_t)n;
     } else if (!strcmp(key, "temperature")) {
-        ok = line_number(at, key, value, -1e30, 1e30, &r->temperature);
+        ok = line_number(p, key, value, -1e30, 1e30, &r->temperature);
     } else if (!strcmp(key, "top_k")) {
-        ok = line_whole(at, key, value, INT32_MIN, INT32_MAX, &n);
+        ok = line_whole(p, key, value, INT32_MIN, INT32_MAX, &n);
         r->top_k = (int32_t)n;
     } else if (!strcmp(key, "top_p")) {
-        ok = line_number(at, key, value, -1e30, 1e30, &r->top_p);
+        ok = line_number(p, key, value, -1e30, 1e30, &r->top_p);
     } else if (!strcmp(key, "deadline_ms")) {
-        ok = line_whole(at, key, value, 1, (int64_t)PROMPT_DEADLINE_MS_MAX, &n);
+        ok = line_whole(p, key, value, 1, (int64_t)PROMPT_DEADLINE_MS_MAX, &n);
         r->deadline_ms = (uint64_t)n;
     } else if (!strcmp(key, "seed")) {
-        ok = line_whole(at, key, value, 0, (int64_t)PROMPT_SEED_MAX, &n);
+        ok = line_whole(p, key, value, 0, (int64_t)PROMPT_SEED_MAX, &n);
         r->seed = (uint64_t)n;
         r->flags |= CB_HAS_SEED;
     } else if (!strcmp(key, "ignore_eos")) {
-        ok = json_is_boolean(value) || line_bad(at, "\"ignore_eos\" is true or false");
+        ok = json_is_boolean(value) || line_bad(p, "\"ignore_eos\" is true or false");
         r->flags = json_is_true(value) ? r->flags | CB_IGNORE_EOS : r->flags & ~CB_IGNORE_EOS;
     } else if (!strcmp(key, "stop")) {
-        ok = line_stops(at, value, p);
+        ok = line_stops(p, value);
     } else if (!strcmp(key, "stop_ids")) {
-        ok = line_stop_ids(at, value, p);
+        ok = line_stop_ids(p, value);
     } else {
-        ok = line_bad(at, "unknown key \"%s\"", key);
+        ok = line_bad(p, "unknown key \"%s\"", key);
     }
     return ok;
 }
 
-static bool line_read(const struct place *at, const char *line, size_t bytes)
+static bool line_read(struct prompt *p, const char *line, size_t bytes)
 {
-    struct prompt *p = at->prompt;
     json_error_t error;
     json_t *value;
     const char *key;
 
     p->line = json_loadb(line, bytes, JSON_REJECT_DUPLICATES | JSON_ALLOW_NUL, &error);
     if (!json_is_object(p->line))
-        return line_bad(at, "%s", p->line ? "not a JSON object" : error.text);
+        return line_bad(p, "%s", p->line ? "not a JSON object" : error.text);
     json_object_foreach(p->line, key, value)
     {
-        if (!line_option(at, key, value, p))
+        if (!line_option(p, key, value))
             return false;
     }
-    return line_prompt(at, p->line, p);
+    return line_prompt(p, p->line);
 }
 
 /* False: out of memory. */
 static bool line_add(struct prompts *list, const char *file, size_t number, const char *line,
                      size_t bytes, const struct cb_request *defaults)
 {
-    const struct place at = {file, number, prompt_add(list, defaults)};
+    struct prompt *p = prompt_add(list, defaults);
 
-    if (!at.prompt)
+    if (!p)
         return false;
-    if (line_read(&at, line, bytes))
+    p->file = file;
+    p->line_number = number;
+    if (line_read(p, line, bytes))
         return true;
-    at.prompt->n_ids = 0; /* those that made sense are no prompt */
-    if (!at.prompt->fault)
+    p->n_ids = 0; /* those that made sense are no prompt */
+    if (!p->fault)
         cbctl_complain(list->ctl, "out of memory");
-    return at.prompt->fault != NULL;
+    return p->fault != NULL;
 }
 
 bool prompts_add_file(struct prompts *list, const char *file, const struct cb_request *defaults)

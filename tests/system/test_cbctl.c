@@ -127,7 +127,7 @@ Test(cbctl, clients_requests_and_cancel)
     cr_expect_eq(event.end, CB_END_CANCELLED);
     expect_output(&s, 1, "", "no request", SETTINGS("cancel", name));
     expect_output(&s, 1, "", "no such lane", SETTINGS("cancel", "4000000"));
-    expect_output(&s, 1, "", "LANE", SETTINGS("cancel", "x"));
+    expect_output(&s, 2, "", "LANE", SETTINGS("cancel", "x"));
     expect_output(&s, 2, "", "usage", SETTINGS("cancel"));
     uint64_t other = event.id == ids[0] ? ids[1] : ids[0];
     cr_assert_eq(cb_wait(h, other, &event, HANG_MS), 1);
@@ -414,7 +414,7 @@ Test(cbctl, run_from_a_file_with_lines_that_make_no_sense)
     struct output o =
         system_run(&s, file, "cbctl", SETTINGS("-i", s.instance, "run", "-n", "4", "--file", "-"));
     cr_expect_eq(o.status, 1);
-    cr_expect(strstr(o.err, "prompt 3: -:3: unknown key"), "%s", o.err);
+    cr_expect(strstr(o.err, "cbctl run: -:3: unknown key"), "%s", o.err);
     cr_expect(strstr(o.out, "[1]") && strstr(o.out, "[9]"), "%s", o.out);
     output_free(&o);
     system_settle(&s);

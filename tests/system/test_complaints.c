@@ -1,7 +1,10 @@
 /* What cbctl complains of, in which words, and that it does not complain of less than there is. */
 #include <criterion/criterion.h>
+#include <jansson.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "tests/system/raw.h"
 
@@ -98,6 +101,13 @@ Test(complaints, a_file_of_prompts_that_cannot_be_read_or_a_line_of_it)
     fwrite("{\"text\": \"a\"}\n{\"text\": \"b\"}\0junk\n", 1, 33, f);
     cr_assert_eq(fclose(f), 0);
     complains(&s, NULL, SETTINGS("run", "-n", "1", "--file", path), 1, "prompts:2: ");
+    /* Lines that only the library can judge are named likewise; blank ones count. */
+    f = fopen(path, "w");
+    cr_assert(f);
+    fputs("\n\n{\"text\": \"\"}\n{\"text\": \"a\", \"top_p\": 2}\n", f);
+    cr_assert_eq(fclose(f), 0);
+    complains(&s, NULL, SETTINGS("run", "-n", "1", "--file", path), 1, "prompts:3: the prompt is");
+    complains(&s, NULL, SETTINGS("run", "-n", "1", "--file", path), 1, "prompts:4: top_p");
     cr_assert_eq(remove(path), 0);
     system_fini(&s);
 }
@@ -116,5 +126,63 @@ Test(complaints, complaints_name_command_and_bounds)
     complains(&s, NULL, SETTINGS("bench", "-r", "1.5"), 2, "no whole number from 1 to 4096");
     complains(&s, NULL, SETTINGS("bench", "extra"), 2, "cbctl bench: ");
     complains(&s, NULL, SETTINGS("cancel", "-1"), 2, "cbctl cancel --help");
+    for (int i = 0; i < 5; i++) {
+        static const char *const places[] = {"abc", "", ":", "1:", "1:2:3"};
+        complains(&s, NULL, SETTINGS("cancel", places[i]), 2, "is no LANE or LANE:SLOT");
+    }
+    complains(&s, NULL, SETTINGS("cancel", "9:1"), 1, "no such lane or slot");
+    system_fini(&s);
+}
+
+/* An answer that was cut off must not look whole. */
+Test(complaints, what_ended_early_is_told)
+{
+    struct system s;
+    begin(&s, "--null_step_us", "1000");
+    complains(&s, NULL, SETTINGS("run", "--deadline", "20", "--ignore-eos", "-n", "100000", "a"), 1,
+              "prompt 1: its deadline has passed");
+    const char *arguments[] = {"-i", s.instance, "run", "--ignore-eos", "-n", "100000", "a", NULL};
+    struct running r = system_run_begin(&s, NULL, "cbctl", arguments);
+    json_t *rows = NULL;
+    char place[32];
+    while (json_array_size(rows) == 0) {
+        json_decref(rows);
+        json_t *reply = system_cbctl(&s, SETTINGS("requests"));
+        rows = json_incref(json_is_array(reply) ? reply : json_object_get(reply, "requests"));
+        json_decref(reply);
+    }
+    const json_t *row = json_array_get(rows, 0);
+    snprintf(place, sizeof place, "%d:%d", (int)json_integer_value(json_object_get(row, "lane")),
+             (int)json_integer_value(json_object_get(row, "slot")));
+    json_decref(rows);
+    json_decref(system_cbctl(&s, SETTINGS("cancel", place)));
+    struct output o = system_run_end(&r);
+    cr_expect_eq(o.status, 1, "%d: %s", o.status, o.err);
+    cr_expect(strstr(o.err, "prompt 1: somebody else has cancelled it"), "%s", o.err);
+    output_free(&o);
+    system_fini(&s);
+}
+
+/* cbctl's status when standard output is that file. */
+static int status_into(const struct system *s, const char *file, const char *command)
+{
+    char line[1400], path[512];
+    snprintf(line, sizeof line, "CBD_RUNTIME_DIR=%s '%s' -i %s %s >%s 2>/dev/null", s->dir,
+             built("cbctl", path), s->instance, command, file);
+    int status = system(line);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+Test(complaints, output_that_cannot_be_written_is_no_success)
+{
+    static const char *const commands[] = {"status", "--json status", "run -n 3 --ids a",
+                                           "run -n 3 --json a b", "bench -r 1 -p 4 -t 2"};
+    struct system s;
+    begin(&s, "--page_size", "64");
+    for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+        cr_expect_eq(status_into(&s, "/dev/null", commands[i]), 0, "%s", commands[i]);
+        cr_expect_eq(status_into(&s, "/dev/full", commands[i]), 1, "%s", commands[i]);
+        cr_expect_eq(status_into(&s, "&-", commands[i]), 1, "%s", commands[i]);
+    }
     system_fini(&s);
 }

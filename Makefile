@@ -7,6 +7,7 @@ VARIANT   ?=
 MODEL_DIR ?= build/models
 CBD_MODEL ?= $(MODEL_DIR)/SmolLM2-135M-Instruct.Q4_1.gguf
 FUZZ_SECONDS ?= 60
+PEERS_PYTHON ?= python3
 export CBD_MODEL
 
 ifeq ($(origin CC),default)
@@ -82,14 +83,14 @@ TEST_FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.c))
 TEST_PROGS   := $(addprefix $(BUILD)/tests/test_,$(TEST_FOLDERS))
 UNIT_PROGS   := $(filter-out %/test_system,$(TEST_PROGS))
 SINGLE_PROGS := $(patsubst tests/programs/%.c,$(BUILD)/tests/%,$(wildcard tests/programs/*.c))
-BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tests/bench/*.c))
+BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tests/bench/*.c)) $(BUILD)/tests/bench_kernels
 EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard client/examples/*.c))
 FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbctl.c),$(BUILD)/cbctl)
 SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
-.PHONY: all deps explore model demo check test bench asan tsan fuzz soak format lint install uninstall help clean \
+.PHONY: all deps explore model demo check test bench bench-peers figures asan tsan fuzz soak format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -170,6 +171,8 @@ $(foreach f,$(TEST_FOLDERS),$(eval $(call test_rule,$(f))))
 $(TEST_PROGS): EXTRA_LIBS := -lcriterion
 $(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
+$(BUILD)/tests/bench_kernels: $(call objs,$(wildcard tests/bench/kernels/*.c)) $(KERNELS_LIB)
+	$(link_prog)
 $(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 # Preloaded into cbd by a system test: never with a sanitizer, which is a heap of its own.
@@ -197,8 +200,12 @@ check: deps model ## Set up everything, build, run every test; ends with `N pass
 	@$(MAKE) --no-print-directory test
 test: all tests ## Run every test of an already set-up tree
 	@tests/run.sh $(BUILD) $(UNIT_PROGS) $(filter %/test_system,$(TEST_PROGS))
-bench: all tests ## Measure this machine's limits, the transport and the model
+bench: all tests ## Measure this machine's limits, then all parts' share of them; BENCH_QUICK=1 for less
 	@tests/bench/run.sh $(BUILD)
+bench-peers: all $(BUILD)/tests/bench_kernels ## Run cbd and its peers (in PEERS_PYTHON) in turn: ratios, CSV, a plot
+	@$(PEERS_PYTHON) -B tests/bench/peers/run.py $(BUILD) "$(CBD_MODEL)"
+figures: all $(BUILD)/tests/bench_kernels ## bench-peers, whose table and plot then go into README.md
+	@$(PEERS_PYTHON) -B tests/bench/peers/run.py $(BUILD) "$(CBD_MODEL)" --readme README.md
 asan: deps model ## All suites under AddressSanitizer and UndefinedBehaviourSanitizer
 	@$(MAKE) --no-print-directory VARIANT=asan test
 tsan: deps model ## All suites under ThreadSanitizer
@@ -246,4 +253,4 @@ clean: ## Remove what was built; keeps the model
 distclean: ## Remove everything built or fetched
 	rm -rf obj build
 help: ## This text
-	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile

@@ -25,6 +25,8 @@
 
 extern char **environ;
 
+enum { DESCRIPTORS_MIN = 64 };
+
 struct program {
     struct settings settings;
     struct log log;
@@ -97,14 +99,22 @@ static int open_signals(struct program *p)
     return p->signals.fd < 0 ? -errno : 0;
 }
 
-/* Two descriptors a client, four more while it is welcomed. */
-static void raise_descriptors(void)
+/* Two descriptors a client, four more while it is welcomed. With too few the first to come would be
+ * refused one by one; better to say so at once. */
+static int raise_descriptors(struct program *p)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
-        limit.rlim_cur = limit.rlim_max;
-        (void)setrlimit(RLIMIT_NOFILE, &limit);
-    }
+    char message[128];
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0)
+        return 0;
+    limit.rlim_cur = limit.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &limit);
+    if (limit.rlim_max >= DESCRIPTORS_MIN)
+        return 0;
+    snprintf(message, sizeof message,
+             "RLIMIT_NOFILE allows %llu open files and cbd needs %d; raise it (ulimit -n)",
+             (unsigned long long)limit.rlim_max, DESCRIPTORS_MIN);
+    return fatal(p, message);
 }
 
 static int open_model(struct program *p)
@@ -196,7 +206,8 @@ static int start(struct program *p)
         return fatal(p, "can't take signals as a descriptor");
     if (!set->model[0])
         return fatal(p, "no model is set; give --model FILE, or --model null");
-    raise_descriptors();
+    if (raise_descriptors(p))
+        return -1;
     if (place_group(set->socket_group, "socket_group", &p->socket_group, message) ||
         place_group(set->admin_group, "admin_group", &p->admin_group, message) ||
         place_take(&p->place, set, p->socket_group, message))

@@ -418,3 +418,18 @@ Test(start, the_command_stop_stops_at_once)
     output_free(&o);
     expect_cut_short(&s, h, ids);
 }
+
+Test(start, too_few_descriptors_are_named)
+{
+    struct system s;
+    char line[1400], path[512];
+    system_init(&s);
+    for (int n = 40; n < 64; n += 23) {
+        snprintf(line, sizeof line,
+                 "ulimit -n %d; '%s' --model null --runtime_dir %s 2>&1 | "
+                 "grep -q 'RLIMIT_NOFILE allows %d open files and cbd needs 64'",
+                 n, built("cbd", path), s.dir, n);
+        cr_expect_eq(system(line), 0, "%s", line);
+    }
+    system_fini(&s);
+}

@@ -117,18 +117,27 @@ static int raise_descriptors(struct program *p)
     return fatal(p, message);
 }
 
+static enum dtype kv_dtype(const struct settings *set)
+{
+    if (strcmp(set->kv_dtype, "u8") == 0)
+        return DTYPE_U8;
+    if (strcmp(set->kv_dtype, "f32") == 0)
+        return DTYPE_F32;
+    if (strcmp(set->kv_dtype, "auto") == 0 && strcmp(set->backend, "reference") == 0)
+        return DTYPE_F32;
+    return DTYPE_BF16;
+}
+
 static int open_model(struct program *p)
 {
     const struct settings *set = &p->settings;
     char message[MODEL_MESSAGE_MAX] = "";
-    bool wants_f32 = strcmp(set->kv_dtype, "f32") == 0 ||
-                     (strcmp(set->kv_dtype, "auto") == 0 && strcmp(set->backend, "reference") == 0);
     const struct model_config config = {
         .path = set->model,
         .backend = set->backend,
         .backend_config = {.n_threads = set->threads == SETTING_NONE ? 0 : (uint32_t)set->threads,
                            .isa = set->isa},
-        .kv_dtype = wants_f32 ? DTYPE_F32 : DTYPE_BF16,
+        .kv_dtype = kv_dtype(set),
         .page_size = (uint32_t)set->page_size,
         .n_blocks = set->num_blocks == SETTING_NONE ? 0 : (uint32_t)set->num_blocks,
         .max_memory_percent = set->max_memory_percent < 0 ? 0 : set->max_memory_percent,

@@ -108,6 +108,7 @@ void dequant_row(float *restrict out, const void *restrict row, enum dtype t, ui
         row_q8_0(out, row, n_cols);
         break;
     case DTYPE_COUNT:
+    case DTYPE_U8:
         break;
     }
 }

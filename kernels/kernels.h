@@ -24,7 +24,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum dtype { DTYPE_F32, DTYPE_F16, DTYPE_BF16, DTYPE_Q4_0, DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_COUNT };
+enum dtype {
+    DTYPE_F32,
+    DTYPE_F16,
+    DTYPE_BF16,
+    DTYPE_Q4_0,
+    DTYPE_Q4_1,
+    DTYPE_Q8_0,
+    DTYPE_COUNT, /* those of files and tensors */
+    DTYPE_U8     /* keys and values only: 8-bit codes with an f32 scale and zero a token and head */
+};
 
 #define KERNELS_NO_SLOT   0xffffffffu /* step.slot_idx: write nothing; step.table: page freed     */
 #define KERNELS_VOCAB_MAX ((1u << 20) - 1) /* rows of logits are no longer: sampling.h */
@@ -86,7 +95,7 @@ struct kv_shape {
     uint32_t n_layers, n_kv_heads, head_dim;
     uint32_t page_size; /* tokens; multiple of 16 on cpu, any from 4 up on reference */
     uint32_t n_pages;
-    enum dtype dtype; /* DTYPE_BF16 or DTYPE_F32 */
+    enum dtype dtype; /* DTYPE_BF16, DTYPE_U8 (numeric.h) or DTYPE_F32 */
 };
 
 struct page_copy {

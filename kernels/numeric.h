@@ -67,6 +67,39 @@ static inline float numeric_round_bf16(float x)
     return numeric_from_bf16(numeric_to_bf16(x));
 }
 
+/* ---- keys and values in 8 bits --------------------------------------------------------------- */
+
+/* How one head of a token is kept: code = rint((x - zero) * inverse), read as bf16(fma(code, scale,
+ * zero)). A head with a value that is not finite, or with a range that is not, reads as NaN. */
+struct numeric_u8 {
+    float scale, zero, inverse;
+};
+
+/* not_finite: +-0, or NaN if one of the values is not finite (their sum times 0), for comparisons
+ * hide it. */
+static inline struct numeric_u8 numeric_u8(float min, float max, float not_finite)
+{
+    float range = max - min + not_finite;
+
+    /* Adding +0 leaves neither a denormal nor -0. */
+    if (range < 0x1p-100f)
+        return (struct numeric_u8){0.0f, min + 0.0f, 0.0f};
+    if (!(range <= 0x1.fffffep+127f))
+        return (struct numeric_u8){numeric_from_bits(0x7fc00000), 0.0f, 0.0f};
+    return (struct numeric_u8){range / 255.0f, min + 0.0f, 255.0f / range};
+}
+
+/* 1.5 * 2^23 + t has rint(t), ties to even, in its low bits. */
+static inline uint8_t numeric_u8_code(float x, const struct numeric_u8 *u)
+{
+    return (uint8_t)numeric_bits((x - u->zero) * u->inverse + 0x1.8p+23f);
+}
+
+static inline float numeric_u8_value(uint8_t code, float scale, float zero)
+{
+    return numeric_round_bf16(fmaf((float)code, scale, zero));
+}
+
 /* ---- functions ------------------------------------------------------------------------------- */
 
 /* Within 0.9 ulp on [-87, 88]; +0 below, exp(88) above; exp(0) is exactly 1; NaN passes. Never

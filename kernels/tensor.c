@@ -44,6 +44,8 @@ const struct backend_ops *backend_find(const char *name)
 
 const char *dtype_name(enum dtype t)
 {
+    if (t == DTYPE_U8)
+        return "U8";
     return (unsigned)t < DTYPE_COUNT ? formats[t].name : "unknown";
 }
 

@@ -23,7 +23,7 @@ struct model_config {
     const char *path;    /* a GGUF file, or "null"                                            */
     const char *backend; /* "cpu" or "reference"; the null model ignores it                   */
     struct backend_config backend_config;
-    enum dtype kv_dtype; /* DTYPE_BF16 or DTYPE_F32                                           */
+    enum dtype kv_dtype; /* DTYPE_BF16, DTYPE_U8 or DTYPE_F32                                 */
     uint32_t page_size;  /* tokens a block                                                    */
     uint32_t n_blocks;   /* 0: model_open chooses by max_memory_percent                       */
     /* Share of available memory; 0: the smaller of 0.6 of it and eight contexts. */

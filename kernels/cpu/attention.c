@@ -149,18 +149,18 @@ static void write_row(const struct attention_job *job, const struct attention_ro
 }
 
 /* All spans of a tile for one KV head. */
-static void attend(const struct attention_job *job, uint32_t item, uint32_t worker, bool plain)
+static void attend(const struct attention_job *job, uint32_t item, uint32_t worker)
 {
     const struct attention_tile *tile = &job->s->tiles[item / job->args->n_kv_heads];
     uint32_t kv_head = item % job->args->n_kv_heads;
     struct attention_scratch c = scratch_of(job, worker);
     struct attention_row rows[ATTENTION_ROWS];
     struct attention_softmax total[ATTENTION_ROWS] = {0}, part[ATTENTION_SUB_ROWS];
-    size_t q_bytes = job->args->head_dim * COEF_BYTES(plain);
+    size_t q_bytes = job->args->head_dim * COEF_BYTES(job->kv->shape.dtype);
     uint32_t first, end;
 
     rows_of(job, tile, kv_head, rows);
-    LEVEL(attention_queries)(job, &c, rows, tile->n_rows, plain);
+    LEVEL(attention_queries)(job, &c, rows, tile->n_rows);
     first = rows[0].first / KERNELS_SPAN;
     end = rows[tile->n_rows - 1].end;
     for (uint32_t span = first; span * KERNELS_SPAN < end; span++) {
@@ -174,7 +174,7 @@ static void attend(const struct attention_job *job, uint32_t item, uint32_t work
                 tile->n_rows - r < ATTENTION_SUB_ROWS ? tile->n_rows - r : ATTENTION_SUB_ROWS;
 
             LEVEL(attention_span)
-            (job, &c, c.q + r * q_bytes, tile->seq_idx, kv_head, span, rows + r, n, part, plain);
+            (job, &c, c.q + r * q_bytes, tile->seq_idx, kv_head, span, rows + r, n, part);
             for (uint32_t i = 0; i < n; i++)
                 merge(&total[r + i], c.total + (size_t)(r + i) * job->o_stride, &part[i],
                       c.part + (size_t)i * job->o_stride, job->o_stride);
@@ -192,7 +192,7 @@ static void attend_items(void *arg, uint32_t worker, uint32_t begin, uint32_t en
     const struct attention_job *job = arg;
 
     for (uint32_t item = begin; item < end; item++)
-        attend(job, item, worker, job->kv->shape.dtype == DTYPE_F32);
+        attend(job, item, worker);
 }
 
 /* ---- spans shared by workers ----------------------------------------------------------------- */
@@ -208,7 +208,7 @@ static float *partial_of(const struct attention_job *job, uint32_t tile_head, ui
 }
 
 static void attend_span(const struct attention_job *job, uint32_t tile_head, uint32_t span,
-                        uint32_t worker, bool plain)
+                        uint32_t worker)
 {
     const struct attention_tile *tile = &job->s->tiles[tile_head / job->args->n_kv_heads];
     uint32_t kv_head = tile_head % job->args->n_kv_heads;
@@ -221,13 +221,13 @@ static void attend_span(const struct attention_job *job, uint32_t tile_head, uin
         c.next = (span + 1) * KERNELS_SPAN < rows[tile->n_rows - 1].end
                      ? keys_at(job, tile->seq_idx, kv_head, (span + 1) * KERNELS_SPAN)
                      : first_keys(job, tile_head + 1);
-    LEVEL(attention_queries)(job, &c, rows, tile->n_rows, plain);
+    LEVEL(attention_queries)(job, &c, rows, tile->n_rows);
     for (uint32_t r = 0; r < tile->n_rows; r += ATTENTION_SUB_ROWS) {
         uint32_t n = tile->n_rows - r < ATTENTION_SUB_ROWS ? tile->n_rows - r : ATTENTION_SUB_ROWS;
 
         LEVEL(attention_span)
-        (job, &c, c.q + (size_t)r * job->args->head_dim * COEF_BYTES(plain), tile->seq_idx, kv_head,
-         span, rows + r, n, part, plain);
+        (job, &c, c.q + (size_t)r * job->args->head_dim * COEF_BYTES(job->kv->shape.dtype),
+         tile->seq_idx, kv_head, span, rows + r, n, part);
         for (uint32_t i = 0; i < n; i++) {
             float *to = partial_of(job, tile_head, span, r + i);
 
@@ -243,8 +243,7 @@ static void span_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
     const struct attention_job *job = arg;
 
     for (uint32_t item = begin; item < end; item++)
-        attend_span(job, item / job->split_spans, item % job->split_spans, worker,
-                    job->kv->shape.dtype == DTYPE_F32);
+        attend_span(job, item / job->split_spans, item % job->split_spans, worker);
 }
 
 static void merge_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)

@@ -52,16 +52,16 @@ struct attention_row {
     uint32_t lo, hi;
 };
 
-/* q of rows [0, n_rows), scaled in f32, then rounded as keys are (plain: not), to c->q. */
+/* q of rows [0, n_rows), scaled in f32, then rounded to bf16 unless keys are f32, to c->q. */
 void LEVEL(attention_queries)(const struct attention_job *job, const struct attention_scratch *c,
-                              const struct attention_row *rows, uint32_t n_rows, bool plain);
+                              const struct attention_row *rows, uint32_t n_rows);
 
 /* Partials of rows [0, n_rows), at most ATTENTION_SUB_ROWS, over one span: vectors to c->part, the
  * rest to sm; where a row sees no key of the span its vector is not written. q: the first row's
- * coefficients. plain: keys and values are f32. */
+ * coefficients. */
 void LEVEL(attention_span)(const struct attention_job *job, const struct attention_scratch *c,
                            const uint8_t *q, uint32_t seq_idx, uint32_t kv_head, uint32_t span,
                            struct attention_row *rows, uint32_t n_rows,
-                           struct attention_softmax *sm, bool plain);
+                           struct attention_softmax *sm);
 
 #endif

@@ -2,7 +2,10 @@
  * times V. There is no online softmax inside a span.
  *
  * K and V lie so that a vector of 16 keys (K) or 16 dimensions (V) times a broadcast pair needs no
- * sum across lanes. Pairs are taken odd first, as vdpbf16ps does: level avx512bf16 uses it. */
+ * sum across lanes. Pairs are taken odd first, as vdpbf16ps does: level avx512bf16 uses it.
+ *
+ * Codes of 8 bits become bf16 in registers, anew for each run of rows that passes over them: few
+ * rows have one run and wait for memory, where a copy would only be more to move. */
 #include "kernels/cpu/attention.h"
 
 #include <math.h>
@@ -31,33 +34,33 @@ INLINE void fetch(const uint8_t *p, uint32_t n_lines)
 }
 
 INLINE void queries(const struct attention_job *job, const struct attention_row *rows,
-                    uint32_t n_rows, uint8_t *coef, const int plain)
+                    uint32_t n_rows, uint8_t *coef, const enum dtype t)
 {
     uint32_t hd = job->args->head_dim;
     v16 scale = v_set1(job->args->scale);
 
     for (uint32_t i = 0; i < n_rows; i++) {
         const float *q = tensor_row(job->q, rows[i].token) + (size_t)rows[i].head * hd;
-        uint8_t *c = coef + (size_t)i * hd * COEF_BYTES(plain);
+        uint8_t *c = coef + (size_t)i * hd * COEF_BYTES(t);
 
         for (uint32_t d = 0; d < hd; d += 16) {
             v16 a = v_mul(v_load_n(q + d, hd - d), scale);
 
-            if (!plain)
+            if (t != DTYPE_F32)
                 a = v_round_bf16(a);
             /* Past the row's end this runs into the next one, which is written after. */
-            coef_store(c + d * COEF_BYTES(plain), a, plain);
+            coef_store(c + d * COEF_BYTES(t), a, t);
         }
     }
 }
 
 void LEVEL(attention_queries)(const struct attention_job *job, const struct attention_scratch *c,
-                              const struct attention_row *rows, uint32_t n_rows, bool plain)
+                              const struct attention_row *rows, uint32_t n_rows)
 {
-    if (plain)
-        queries(job, rows, n_rows, c->q, 1);
+    if (job->kv->shape.dtype == DTYPE_F32)
+        queries(job, rows, n_rows, c->q, DTYPE_F32);
     else
-        queries(job, rows, n_rows, c->q, 0);
+        queries(job, rows, n_rows, c->q, DTYPE_BF16);
 }
 
 /* Where the span's blocks of 16 keys are, for blocks [begin, end). */
@@ -82,11 +85,14 @@ static void find_blocks(const struct attention_job *job, uint32_t seq_idx, uint3
 /* Scores of n_rows rows and n_blocks blocks of keys, both constants; n_ahead blocks follow. */
 INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t n_ahead,
                          uint32_t hd, const uint32_t n_rows, const uint32_t n_blocks,
-                         const int plain)
+                         const enum dtype t)
 {
-    const size_t pair_bytes = plain ? 128 : 64, q_bytes = hd * COEF_BYTES(plain);
-    const uint32_t n_lines = plain ? 16 : 8; /* a turn: all blocks in hd / 2 turns */
+    const size_t pair_bytes = t == DTYPE_F32 ? 128 : t == DTYPE_U8 ? 32 : 64;
+    const size_t q_bytes = hd * COEF_BYTES(t), block_bytes = 2 * kv_half_bytes(t, hd);
+    /* A turn: all blocks in hd / 2 turns. */
+    const uint32_t n_lines = t == DTYPE_F32 ? 16 : t == DTYPE_U8 ? 5 : 8;
     v16 acc[SCORE_ROWS][4];
+    unpacker u[4];
     const uint8_t *const *ahead = k + n_blocks;
     size_t fetched = 0;
 
@@ -94,11 +100,15 @@ INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k
     {
         UNROLL for (uint32_t b = 0; b < n_blocks; b++) acc[r][b] = v_zero();
     }
+    UNROLL for (uint32_t b = 0; b < n_blocks && t == DTYPE_U8; b++)
+    {
+        u[b] = unpacker_keys((const float *)(const void *)k[b]);
+    }
     for (uint32_t d = 0; d < hd / 2; d++) {
         if (n_rows <= FEW_ROWS && n_blocks == 4 && n_ahead) {
             fetch(*ahead + fetched, n_lines);
             fetched += n_lines * 64;
-            if (fetched >= pair_bytes * hd) {
+            if (fetched >= block_bytes) {
                 fetched = 0;
                 n_ahead--;
                 ahead++;
@@ -106,10 +116,11 @@ INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k
         }
         UNROLL for (uint32_t b = 0; b < n_blocks; b++)
         {
-            pair key = pair_load(k[b] + d * pair_bytes, 64, plain);
+            pair key = t == DTYPE_U8 ? pair_unpack(k[b] + KV_FACTS_BYTES + d * pair_bytes, &u[b])
+                                     : pair_load(k[b] + d * pair_bytes, 64, t);
 
             UNROLL for (uint32_t r = 0; r < n_rows; r++) acc[r][b] =
-                pair_fma(acc[r][b], key, q + r * q_bytes + 2 * d * COEF_BYTES(plain), plain);
+                pair_fma(acc[r][b], key, q + r * q_bytes + 2 * d * COEF_BYTES(t), t);
         }
     }
     UNROLL for (uint32_t r = 0; r < n_rows; r++)
@@ -121,20 +132,20 @@ INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k
 
 INLINE void score_rows(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t begin,
                        uint32_t end, uint32_t hd, const uint32_t n_rows, const uint32_t n_blocks,
-                       const int plain)
+                       const enum dtype t)
 {
     uint32_t b = begin;
 
     for (; b + n_blocks <= end; b += n_blocks)
-        score_blocks(score + 16 * b, q, k + b, end - b - n_blocks, hd, n_rows, n_blocks, plain);
+        score_blocks(score + 16 * b, q, k + b, end - b - n_blocks, hd, n_rows, n_blocks, t);
     for (; b < end; b++)
-        score_blocks(score + 16 * b, q, k + b, 0, hd, n_rows, 1, plain);
+        score_blocks(score + 16 * b, q, k + b, 0, hd, n_rows, 1, t);
 }
 
 INLINE void scores(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t begin,
-                   uint32_t end, uint32_t hd, uint32_t n_rows, const int plain)
+                   uint32_t end, uint32_t hd, uint32_t n_rows, const enum dtype t)
 {
-    const size_t q_bytes = hd * COEF_BYTES(plain);
+    const size_t q_bytes = hd * COEF_BYTES(t);
 
     while (n_rows) {
         uint32_t n = n_rows >= 8 && SCORE_ROWS == 8 ? 8 : n_rows >= 4 ? 4 : n_rows;
@@ -142,34 +153,34 @@ INLINE void scores(float *score, const uint8_t *q, const uint8_t *const *k, uint
 #if VEC_512
         switch (n) {
         case 8:
-            score_rows(score, q, k, begin, end, hd, SCORE_ROWS, 2, plain);
+            score_rows(score, q, k, begin, end, hd, SCORE_ROWS, 2, t);
             break;
         case 4:
-            score_rows(score, q, k, begin, end, hd, 4, 4, plain);
+            score_rows(score, q, k, begin, end, hd, 4, 4, t);
             break;
         case 3:
-            score_rows(score, q, k, begin, end, hd, 3, 4, plain);
+            score_rows(score, q, k, begin, end, hd, 3, 4, t);
             break;
         case 2:
-            score_rows(score, q, k, begin, end, hd, 2, 4, plain);
+            score_rows(score, q, k, begin, end, hd, 2, 4, t);
             break;
         default:
-            score_rows(score, q, k, begin, end, hd, 1, 4, plain);
+            score_rows(score, q, k, begin, end, hd, 1, 4, t);
             break;
         }
 #else
         switch (n) {
         case 4:
-            score_rows(score, q, k, begin, end, hd, 4, 1, plain);
+            score_rows(score, q, k, begin, end, hd, 4, 1, t);
             break;
         case 3:
-            score_rows(score, q, k, begin, end, hd, 3, 1, plain);
+            score_rows(score, q, k, begin, end, hd, 3, 1, t);
             break;
         case 2:
-            score_rows(score, q, k, begin, end, hd, 2, 2, plain);
+            score_rows(score, q, k, begin, end, hd, 2, 2, t);
             break;
         default:
-            score_rows(score, q, k, begin, end, hd, 1, 4, plain);
+            score_rows(score, q, k, begin, end, hd, 1, 4, t);
             break;
         }
 #endif
@@ -182,7 +193,7 @@ INLINE void scores(float *score, const uint8_t *q, const uint8_t *const *k, uint
 /* Scores of a row become p, in place, over blocks [begin, end): +0 where keys are not visible. */
 static void softmax_row(const struct attention_job *job, const struct attention_row *row,
                         float *score, uint32_t begin, uint32_t end, struct attention_softmax *sm,
-                        const int plain)
+                        const enum dtype t)
 {
     uint32_t first = row->lo / 16, last = (row->hi + 15) / 16;
     uint8_t *p = (uint8_t *)(void *)score;
@@ -210,7 +221,7 @@ static void softmax_row(const struct attention_job *job, const struct attention_
 
         if (b >= first && b < last) {
             e = v_exp(v_sub(v_load(score + 16 * b), m));
-            if (!plain)
+            if (t != DTYPE_F32)
                 e = v_round_bf16(e);
             if (16 * b < row->lo || 16 * b + 16 > row->hi)
                 e = v_select_range(e, v_zero(), row->lo > 16 * b ? row->lo - 16 * b : 0,
@@ -218,18 +229,20 @@ static void softmax_row(const struct attention_job *job, const struct attention_
             sum = v_add(sum, e);
         }
         /* Coefficients are no wider than scores, so a store never passes the next load. */
-        coef_store(p + 16 * b * COEF_BYTES(plain), e, plain);
+        coef_store(p + 16 * b * COEF_BYTES(t), e, t);
     }
     sm->l = v_tree(sum);
 }
 
 /* out[r] = sum of p * V over n_vectors * 16 dimensions; n_rows and n_vectors are constants. */
 INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
-                        size_t v_off, uint32_t begin, uint32_t end, uint32_t hd,
+                        uint32_t d, uint32_t begin, uint32_t end, uint32_t hd,
                         const struct attention_next *next, const uint32_t n_rows,
-                        const uint32_t n_vectors, const int plain)
+                        const uint32_t n_vectors, const enum dtype t)
 {
-    const size_t pair_bytes = (size_t)hd * (plain ? 8 : 4), p_bytes = KERNELS_SPAN * sizeof(float);
+    const size_t cell_bytes = t == DTYPE_U8 ? 2 : 4; /* of a pair, or of an f32 */
+    const size_t pair_bytes = (size_t)hd * (t == DTYPE_F32 ? 8 : cell_bytes);
+    const size_t p_bytes = KERNELS_SPAN * sizeof(float);
     v16 acc[4][4];
 
     UNROLL for (uint32_t r = 0; r < n_rows; r++)
@@ -237,17 +250,23 @@ INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const
         UNROLL for (uint32_t i = 0; i < n_vectors; i++) acc[r][i] = v_zero();
     }
     for (uint32_t b = begin; b < end; b++) {
-        const uint8_t *value = v[b] + v_off, *coef = p + 16 * b * COEF_BYTES(plain);
+        const uint8_t *value = v[b] + d * cell_bytes, *coef = p + 16 * b * COEF_BYTES(t);
 
-        if (v_off == 0)
+        if (d == 0)
             fetch(next->keys + (size_t)(b - begin) * next->n_lines * 64, next->n_lines);
         for (uint32_t j = 0; j < 8; j++) {
+            const uint8_t *at = value + j * pair_bytes;
+            unpacker u;
+
+            if (t == DTYPE_U8)
+                u = unpacker_values((const float *)(const void *)v[b], j);
             UNROLL for (uint32_t i = 0; i < n_vectors; i++)
             {
-                pair a = pair_load(value + j * pair_bytes + 64 * i, (size_t)hd * 4, plain);
+                pair a = t == DTYPE_U8 ? pair_unpack(at + KV_FACTS_BYTES + 32 * i, &u)
+                                       : pair_load(at + 64 * i, (size_t)hd * 4, t);
 
                 UNROLL for (uint32_t r = 0; r < n_rows; r++) acc[r][i] =
-                    pair_fma(acc[r][i], a, coef + r * p_bytes + 2 * j * COEF_BYTES(plain), plain);
+                    pair_fma(acc[r][i], a, coef + r * p_bytes + 2 * j * COEF_BYTES(t), t);
             }
         }
     }
@@ -261,37 +280,35 @@ INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const
 
 INLINE void value_rows(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
                        uint32_t begin, uint32_t end, uint32_t hd, const struct attention_next *next,
-                       const uint32_t n_rows, const int plain)
+                       const uint32_t n_rows, const enum dtype t)
 {
     uint32_t d = 0;
 
     for (; d + 16 * VALUE_VECTORS <= out_stride; d += 16 * VALUE_VECTORS)
-        value_block(out + d, out_stride, p, v, (size_t)d * 4, begin, end, hd, next, n_rows,
-                    VALUE_VECTORS, plain);
+        value_block(out + d, out_stride, p, v, d, begin, end, hd, next, n_rows, VALUE_VECTORS, t);
     for (; d < out_stride; d += 16)
-        value_block(out + d, out_stride, p, v, (size_t)d * 4, begin, end, hd, next, n_rows, 1,
-                    plain);
+        value_block(out + d, out_stride, p, v, d, begin, end, hd, next, n_rows, 1, t);
 }
 
 INLINE void values(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
                    uint32_t begin, uint32_t end, uint32_t hd, const struct attention_next *next,
-                   uint32_t n_rows, const int plain)
+                   uint32_t n_rows, const enum dtype t)
 {
     while (n_rows) {
         uint32_t n = n_rows >= 4 ? 4 : n_rows;
 
         switch (n) {
         case 4:
-            value_rows(out, out_stride, p, v, begin, end, hd, next, 4, plain);
+            value_rows(out, out_stride, p, v, begin, end, hd, next, 4, t);
             break;
         case 3:
-            value_rows(out, out_stride, p, v, begin, end, hd, next, 3, plain);
+            value_rows(out, out_stride, p, v, begin, end, hd, next, 3, t);
             break;
         case 2:
-            value_rows(out, out_stride, p, v, begin, end, hd, next, 2, plain);
+            value_rows(out, out_stride, p, v, begin, end, hd, next, 2, t);
             break;
         default:
-            value_rows(out, out_stride, p, v, begin, end, hd, next, 1, plain);
+            value_rows(out, out_stride, p, v, begin, end, hd, next, 1, t);
             break;
         }
         out += n * out_stride;
@@ -304,7 +321,7 @@ INLINE void values(float *out, uint32_t out_stride, const uint8_t *p, const uint
 INLINE void partials(const struct attention_job *job, const struct attention_scratch *c,
                      const uint8_t *q, uint32_t seq_idx, uint32_t kv_head, uint32_t span,
                      struct attention_row *rows, uint32_t n_rows, struct attention_softmax *sm,
-                     const int plain)
+                     const enum dtype t)
 {
     const uint8_t *k[SPAN_BLOCKS], *v[SPAN_BLOCKS];
     uint32_t base = span * KERNELS_SPAN, begin = SPAN_BLOCKS, end = 0, hd = job->args->head_dim;
@@ -327,21 +344,28 @@ INLINE void partials(const struct attention_job *job, const struct attention_scr
     if (begin >= end)
         return;
     find_blocks(job, seq_idx, kv_head, span, begin, end, k, v);
-    scores(c->score, q, k, begin, end, hd, n_rows, plain);
+    scores(c->score, q, k, begin, end, hd, n_rows, t);
     for (uint32_t i = 0; i < n_rows; i++)
-        softmax_row(job, &rows[i], c->score + i * KERNELS_SPAN, begin, end, &sm[i], plain);
+        softmax_row(job, &rows[i], c->score + i * KERNELS_SPAN, begin, end, &sm[i], t);
     /* Each block of values has its share of what is fetched. */
     next.n_lines = (next.n_lines + end - begin - 1) / (end - begin);
-    values(c->part, job->o_stride, c->p, v, begin, end, hd, &next, n_rows, plain);
+    values(c->part, job->o_stride, c->p, v, begin, end, hd, &next, n_rows, t);
 }
 
 void LEVEL(attention_span)(const struct attention_job *job, const struct attention_scratch *c,
                            const uint8_t *q, uint32_t seq_idx, uint32_t kv_head, uint32_t span,
                            struct attention_row *rows, uint32_t n_rows,
-                           struct attention_softmax *sm, bool plain)
+                           struct attention_softmax *sm)
 {
-    if (plain)
-        partials(job, c, q, seq_idx, kv_head, span, rows, n_rows, sm, 1);
-    else
-        partials(job, c, q, seq_idx, kv_head, span, rows, n_rows, sm, 0);
+    switch (job->kv->shape.dtype) {
+    case DTYPE_F32:
+        partials(job, c, q, seq_idx, kv_head, span, rows, n_rows, sm, DTYPE_F32);
+        break;
+    case DTYPE_U8:
+        partials(job, c, q, seq_idx, kv_head, span, rows, n_rows, sm, DTYPE_U8);
+        break;
+    default:
+        partials(job, c, q, seq_idx, kv_head, span, rows, n_rows, sm, DTYPE_BF16);
+        break;
+    }
 }

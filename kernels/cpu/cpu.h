@@ -24,7 +24,8 @@ enum {
     GROUP_COLS = 32,
     TILE_TOKENS = 8,
     ACT_GROUP_BYTES = GROUP_COLS + 3 * 4, /* a token's share of a group of a tile: q, dy, sy, nsq */
-    ATTENTION_ROWS = 32                   /* (token, head) rows of an attention item             */
+    ATTENTION_ROWS = 32,                  /* (token, head) rows of an attention item             */
+    KV_FACTS_BYTES = 2 * 16 * 4           /* u8: scales and zeros of a block's K, or of its V    */
 };
 
 struct backend {
@@ -55,6 +56,7 @@ struct weight {
 /* Page p, layer l, head h: blocks of 16 tokens from data + p*page_bytes + (l*n_kv_heads +
  * h)*head_bytes, each of them K, then V, so that a sequence's head is one stream from memory.
  *   bf16   K [hd/2][16 tokens][2]   V [8][hd][2 tokens]
+ *   u8     as bf16, of bytes; before K and before V: f32 scale[16 tokens], zero[16 tokens]
  *   f32    K [hd][16 tokens]        V [16][hd]                                                   */
 struct kv {
     struct kv_shape shape;
@@ -143,6 +145,16 @@ static inline uint32_t heads_panels(uint32_t head_dim)
     while (n * PANEL_ROWS % head_dim)
         n++;
     return n;
+}
+
+/* A block's K, or its V; whole lines, for they are fetched by their number. */
+static inline size_t kv_half_bytes(enum dtype t, uint32_t head_dim)
+{
+    size_t n = (size_t)16 * head_dim;
+
+    if (t == DTYPE_U8)
+        return KV_FACTS_BYTES + (n + 63) / 64 * 64;
+    return n * (t == DTYPE_F32 ? 4 : 2);
 }
 
 /* K of the block that holds token `at` of a page; its V lies half_bytes behind. */

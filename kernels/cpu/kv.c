@@ -10,15 +10,10 @@
 
 enum { SYSTEM_PAGE = 4096 };
 
-static size_t half_bytes(const struct kv_shape *shape)
-{
-    return (size_t)16 * shape->head_dim * (shape->dtype == DTYPE_F32 ? 4 : 2);
-}
-
 size_t cpu_kv_page_bytes(const struct kv_shape *shape)
 {
     size_t bytes = (size_t)shape->n_layers * shape->n_kv_heads * (shape->page_size / 16) * 2 *
-                   half_bytes(shape);
+                   kv_half_bytes(shape->dtype, shape->head_dim);
 
     return (bytes + SYSTEM_PAGE - 1) / SYSTEM_PAGE * SYSTEM_PAGE;
 }
@@ -31,8 +26,8 @@ static const char *shape_fault(const struct kv_shape *shape)
         return "the cpu backend needs an even head dimension";
     if (!shape->page_size || shape->page_size % 16)
         return "the cpu backend needs a page size that is a multiple of 16 tokens";
-    if (shape->dtype != DTYPE_BF16 && shape->dtype != DTYPE_F32)
-        return "the cpu backend keeps keys and values in BF16 or F32";
+    if (shape->dtype != DTYPE_BF16 && shape->dtype != DTYPE_U8 && shape->dtype != DTYPE_F32)
+        return "the cpu backend keeps keys and values in BF16, U8 or F32";
     return NULL;
 }
 
@@ -50,8 +45,8 @@ int cpu_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
         return -ENOMEM;
     *kv = (struct kv){.shape = *shape,
                       .page_bytes = cpu_kv_page_bytes(shape),
-                      .head_bytes = shape->page_size / 16 * 2 * half_bytes(shape),
-                      .half_bytes = half_bytes(shape)};
+                      .half_bytes = kv_half_bytes(shape->dtype, shape->head_dim)};
+    kv->head_bytes = shape->page_size / 16 * 2 * kv->half_bytes;
     /* The last row's vector load may run past the last page by less than a vector. */
     kv->mapped_bytes = kv->page_bytes * shape->n_pages + SYSTEM_PAGE;
     kv->data = mmap(NULL, kv->mapped_bytes, PROT_READ | PROT_WRITE,

@@ -9,9 +9,10 @@ static void pairs(float out[16], const uint16_t *k, const uint16_t *q, uint32_t 
 
     for (uint32_t i = 0; i < n_pairs; i++) {
         float wide[2] = {numeric_from_bf16(q[2 * i]), numeric_from_bf16(q[2 * i + 1])};
-        const void *coef = PAIR_NATIVE(0) ? (const void *)(q + 2 * i) : wide;
+        const void *coef = PAIR_NATIVE(DTYPE_BF16) ? (const void *)(q + 2 * i) : wide;
 
-        acc = pair_fma(acc, pair_load((const uint8_t *)(k + 32 * i), 0, 0), coef, 0);
+        acc = pair_fma(acc, pair_load((const uint8_t *)(k + 32 * i), 0, DTYPE_BF16), coef,
+                       DTYPE_BF16);
     }
     v_store(out, acc);
 }

@@ -25,6 +25,33 @@ static void round_head(uint16_t *half, const float *x, uint32_t hd)
         v_store_bf16(half + d, v_round_bf16(v_load_n(x + d, hd - d)));
 }
 
+/* A head's row as codes, which half has room for; its scale and zero go to their place in a block's
+ * half. */
+static const uint8_t *code_head(uint16_t *half, const float *x, uint32_t hd, uint8_t *to,
+                                uint32_t token)
+{
+    uint8_t *codes = (uint8_t *)half;
+    v16 max = v_set1(x[0]), max_neg = v_neg(max), not_finite = v_zero();
+    struct numeric_u8 u;
+
+    for (uint32_t d = 0; d < hd; d += 16) {
+        v16 a = v_select_range(v_load_n(x + d, hd - d), v_set1(x[0]), 0, hd - d);
+
+        max = v_max(a, max);
+        max_neg = v_max(v_neg(a), max_neg);
+        not_finite = v_fma(a, v_zero(), not_finite);
+    }
+    u = numeric_u8(-v_max_tree(max_neg), v_max_tree(max), v_tree(not_finite));
+    memcpy(to + token * sizeof u.scale, &u.scale, sizeof u.scale);
+    memcpy(to + (16 + token) * sizeof u.zero, &u.zero, sizeof u.zero);
+    for (uint32_t d = 0; d < hd; d += 16) {
+        v16 a = v_sub(v_load_n(x + d, hd - d), v_set1(u.zero));
+
+        v_store_low_bytes(codes + d, v_add(v_mul(a, v_set1(u.inverse)), v_set1(0x1.8p+23f)));
+    }
+    return codes;
+}
+
 static void write_key(const struct qkv_job *job, const float *x, uint16_t *half, uint32_t head,
                       uint32_t slot)
 {
@@ -37,6 +64,12 @@ static void write_key(const struct qkv_job *job, const float *x, uint16_t *half,
 
         for (uint32_t d = 0; d < hd; d++)
             cell[d * 16] = x[d];
+    } else if (job->kv->shape.dtype == DTYPE_U8) {
+        const uint8_t *codes = code_head(half, x, hd, k, at % 16);
+        uint8_t *cell = k + KV_FACTS_BYTES + at % 16 * 2;
+
+        for (uint32_t d = 0; d < hd; d += 2)
+            memcpy(cell + (size_t)d * 16, codes + d, 2);
     } else {
         uint8_t *cell = k + at % 16 * 2 * sizeof *half;
 
@@ -56,6 +89,12 @@ static void write_value(const struct qkv_job *job, const float *x, uint16_t *hal
 
     if (job->kv->shape.dtype == DTYPE_F32) {
         memcpy(v + at % 16 * hd * sizeof *x, x, hd * sizeof *x);
+    } else if (job->kv->shape.dtype == DTYPE_U8) {
+        const uint8_t *codes = code_head(half, x, hd, v, at % 16);
+        uint8_t *cell = v + KV_FACTS_BYTES + at % 16 / 2 * hd * 2 + at % 2;
+
+        for (uint32_t d = 0; d < hd; d++)
+            cell[2 * d] = codes[d];
     } else {
         uint16_t *cell = (uint16_t *)(void *)v + at % 16 / 2 * hd * 2;
 

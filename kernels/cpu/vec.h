@@ -16,6 +16,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "kernels/kernels.h"
 #include "kernels/numeric.h"
 
 #define INLINE static inline __attribute__((always_inline))
@@ -404,6 +405,20 @@ INLINE void v_store_halves(uint16_t *p, const uint16_t *half, uint32_t n, bool o
         p[2 * i + odd] = half[i];
 }
 
+/* The low byte of each lane's bits. */
+INLINE void v_store_low_bytes(uint8_t *p, v16 a)
+{
+#if VEC_512
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_castps_si512(a)));
+#else
+    float lane[16];
+
+    v_store(lane, a);
+    for (int i = 0; i < 16; i++)
+        p[i] = (uint8_t)numeric_bits(lane[i]);
+#endif
+}
+
 INLINE v16 v_neg(v16 a)
 {
     return v_sub(v_set1(-0.0f), a);
@@ -462,15 +477,15 @@ INLINE float v_max_tree(v16 a)
 
 /* ---- pairs ----------------------------------------------------------------------------------- */
 
-/* `plain` is a constant where these are expanded: not 0 for f32 keys and values, whose two columns
+/* `t` is the type of keys and values, a constant where these are expanded: the two columns of f32
  * lie apart. The coefficients (queries, probabilities) of a pair are two f32, or two bf16 where the
  * machine's own pair product takes them. */
 #ifdef CPU_LEVEL_avx512bf16
-#define PAIR_NATIVE(plain) (!(plain))
+#define PAIR_NATIVE(t) ((t) != DTYPE_F32)
 #else
-#define PAIR_NATIVE(plain) 0
+#define PAIR_NATIVE(t) 0
 #endif
-#define COEF_BYTES(plain) (PAIR_NATIVE(plain) ? 2u : 4u)
+#define COEF_BYTES(t) (PAIR_NATIVE(t) ? 2u : 4u)
 
 typedef struct {
     v16 even, odd;
@@ -508,9 +523,9 @@ INLINE pair pair_widen(const uint16_t *p)
 }
 
 /* Two columns of 16 lanes: interleaved bf16 at p, or f32 at p and, odd_bytes on, at the odd one. */
-INLINE pair pair_load(const uint8_t *p, size_t odd_bytes, const int plain)
+INLINE pair pair_load(const uint8_t *p, size_t odd_bytes, const enum dtype t)
 {
-    if (plain) {
+    if (t == DTYPE_F32) {
         pair r;
 
         r.even = v_load((const float *)(const void *)p);
@@ -527,11 +542,102 @@ INLINE pair pair_load(const uint8_t *p, size_t odd_bytes, const int plain)
 #endif
 }
 
+/* What codes of 16 lanes of pairs are unpacked by. Where the machine's own pair product takes them
+ * [0] is for the first 8 lanes and [1] for the others, interleaved as the pairs are; else [0] is for
+ * the even columns and [1] for the odd ones. */
+typedef struct {
+    v16 scale[2], zero[2];
+} unpacker;
+
+/* Keys: lanes are tokens. `facts`: scale[16], zero[16] of the block. */
+INLINE unpacker unpacker_keys(const float *facts)
+{
+    unpacker u;
+
+#ifdef CPU_LEVEL_avx512bf16
+    const __m512i low = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+
+    for (int i = 0; i < 2; i++) {
+        u.scale[i] = _mm512_permutexvar_ps(i ? high : low, v_load(facts));
+        u.zero[i] = _mm512_permutexvar_ps(i ? high : low, v_load(facts + 16));
+    }
+#else
+    u.scale[0] = u.scale[1] = v_load(facts);
+    u.zero[0] = u.zero[1] = v_load(facts + 16);
+#endif
+    return u;
+}
+
+/* Values: lanes are dimensions of a pair of tokens. */
+INLINE unpacker unpacker_values(const float *facts, uint32_t pair_idx)
+{
+    unpacker u;
+
+    facts += 2 * pair_idx;
+#ifdef CPU_LEVEL_avx512bf16
+    double scales, zeros;
+
+    memcpy(&scales, facts, sizeof scales);
+    memcpy(&zeros, facts + 16, sizeof zeros);
+    u.scale[0] = u.scale[1] = _mm512_castpd_ps(_mm512_set1_pd(scales));
+    u.zero[0] = u.zero[1] = _mm512_castpd_ps(_mm512_set1_pd(zeros));
+#else
+    for (int i = 0; i < 2; i++) {
+        u.scale[i] = v_set1(facts[i]);
+        u.zero[i] = v_set1(facts[16 + i]);
+    }
+#endif
+    return u;
+}
+
+/* Two columns of 16 lanes, interleaved codes at p. */
+INLINE pair pair_unpack(const uint8_t *p, const unpacker *u)
+{
+    pair r;
+
+#ifdef CPU_LEVEL_avx512bf16
+    __m512 half[2];
+
+    for (int i = 0; i < 2; i++) {
+        __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(p + 16 * i)));
+
+        half[i] = v_fma(_mm512_cvtepi32_ps(code), u->scale[i], u->zero[i]);
+    }
+    /* As v_round_bf16 does: no result of an fma is denormal here. */
+    r.both = _mm512_cvtne2ps_pbh(half[1], half[0]);
+#else
+#if VEC_512
+    __m512i codes = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+
+    r.even = _mm512_cvtepi32_ps(_mm512_and_si512(codes, _mm512_set1_epi32(0xff)));
+    r.odd = _mm512_cvtepi32_ps(_mm512_srli_epi32(codes, 8));
+#elif VEC_256
+    const __m256i byte = _mm256_set1_epi32(0xff);
+    __m256i lo = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    __m256i hi = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(p + 16)));
+
+    r.even.lo = _mm256_cvtepi32_ps(_mm256_and_si256(lo, byte));
+    r.even.hi = _mm256_cvtepi32_ps(_mm256_and_si256(hi, byte));
+    r.odd.lo = _mm256_cvtepi32_ps(_mm256_srli_epi32(lo, 8));
+    r.odd.hi = _mm256_cvtepi32_ps(_mm256_srli_epi32(hi, 8));
+#else
+    for (int i = 0; i < 16; i++) {
+        r.even.f[i] = p[2 * i];
+        r.odd.f[i] = p[2 * i + 1];
+    }
+#endif
+    r.even = v_round_bf16(v_fma(r.even, u->scale[0], u->zero[0]));
+    r.odd = v_round_bf16(v_fma(r.odd, u->scale[1], u->zero[1]));
+#endif
+    return r;
+}
+
 /* acc + the odd product, then + the even one, each with one rounding. */
-INLINE v16 pair_fma(v16 acc, pair a, const uint8_t *coef, const int plain)
+INLINE v16 pair_fma(v16 acc, pair a, const uint8_t *coef, const enum dtype t)
 {
 #ifdef CPU_LEVEL_avx512bf16
-    if (!plain) {
+    if (t != DTYPE_F32) {
         int32_t both;
 
         memcpy(&both, coef, sizeof both);
@@ -540,21 +646,21 @@ INLINE v16 pair_fma(v16 acc, pair a, const uint8_t *coef, const int plain)
 #endif
     float c[2];
 
-    (void)plain;
+    (void)t;
     memcpy(c, coef, sizeof c);
     return v_fma(v_set1(c[0]), a.even, v_fma(v_set1(c[1]), a.odd, acc));
 }
 
-/* Stores 16 coefficients; for bf16 keys and values they are rounded already. */
-INLINE void coef_store(uint8_t *p, v16 a, const int plain)
+/* Stores 16 coefficients; unless keys and values are f32 they are rounded already. */
+INLINE void coef_store(uint8_t *p, v16 a, const enum dtype t)
 {
 #ifdef CPU_LEVEL_avx512bf16
-    if (!plain) {
+    if (t != DTYPE_F32) {
         v_store_bf16((uint16_t *)(void *)p, a);
         return;
     }
 #endif
-    (void)plain;
+    (void)t;
     v_store((float *)(void *)p, a);
 }
 

@@ -11,14 +11,21 @@
 
 #include "kernels/numeric.h"
 
-static size_t element_bytes(const struct kv_shape *shape)
+static size_t head_bytes(const struct kv_shape *shape)
 {
-    return shape->dtype == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
+    switch (shape->dtype) {
+    case DTYPE_U8:
+        return 2 * sizeof(float) + reference_round_up(shape->head_dim, sizeof(float));
+    case DTYPE_BF16:
+        return shape->head_dim * sizeof(uint16_t);
+    default:
+        return shape->head_dim * sizeof(float);
+    }
 }
 
 static size_t plane_bytes(const struct kv_shape *shape)
 {
-    return (size_t)shape->page_size * shape->n_kv_heads * shape->head_dim * element_bytes(shape);
+    return (size_t)shape->page_size * shape->n_kv_heads * head_bytes(shape);
 }
 
 size_t reference_kv_page_bytes(const struct kv_shape *shape)
@@ -29,13 +36,13 @@ size_t reference_kv_page_bytes(const struct kv_shape *shape)
 int reference_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
                      const char **why)
 {
-    unsigned __int128 n_bytes = 2 * element_bytes(shape);
+    unsigned __int128 n_bytes = 2 * (unsigned __int128)head_bytes(shape);
     struct kv *kv;
 
     (void)b;
     *why = NULL;
-    if (shape->dtype != DTYPE_BF16 && shape->dtype != DTYPE_F32)
-        *why = "keys and values are kept as BF16 or F32";
+    if (shape->dtype != DTYPE_BF16 && shape->dtype != DTYPE_U8 && shape->dtype != DTYPE_F32)
+        *why = "keys and values are kept as BF16, U8 or F32";
     else if (shape->page_size < 4)
         *why = "a page holds at least 4 tokens";
     else if (!shape->n_layers || !shape->n_kv_heads || !shape->head_dim || !shape->n_pages)
@@ -45,7 +52,7 @@ int reference_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *
     if (*why)
         return -EINVAL;
     n_bytes *= (uint64_t)shape->n_pages * shape->page_size;
-    n_bytes *= (uint64_t)shape->n_kv_heads * shape->head_dim;
+    n_bytes *= shape->n_kv_heads;
     if (n_bytes > UINT64_MAX || n_bytes * shape->n_layers > (uint64_t)1 << 47) {
         *why = "a pool larger than the address space";
         return -ENOMEM;
@@ -55,6 +62,7 @@ int reference_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *
     if (!kv)
         return -ENOMEM;
     kv->shape = *shape;
+    kv->head_bytes = head_bytes(shape);
     kv->plane_bytes = plane_bytes(shape);
     kv->page_bytes = reference_kv_page_bytes(shape);
     kv->map_bytes = kv->page_bytes * shape->n_pages;
@@ -132,19 +140,44 @@ static uint8_t *vector_at(const struct kv *kv, uint32_t layer, bool is_v, uint32
     size_t vector = (size_t)row * kv->shape.n_kv_heads + kv_head;
 
     return page_at(kv, page_idx) + (2 * (size_t)layer + is_v) * kv->plane_bytes +
-           vector * kv->shape.head_dim * element_bytes(&kv->shape);
+           vector * kv->head_bytes;
 }
 
+static void put_codes(uint8_t *at, const float *from, uint32_t n)
+{
+    float min = from[0], max = from[0], not_finite = 0, *facts = (float *)at;
+    struct numeric_u8 u;
+
+    for (uint32_t i = 0; i < n; i++) {
+        min = from[i] < min ? from[i] : min;
+        max = from[i] > max ? from[i] : max;
+        not_finite += from[i] * 0;
+    }
+    u = numeric_u8(min, max, not_finite);
+    facts[0] = u.scale;
+    facts[1] = u.zero;
+    for (uint32_t i = 0; i < n; i++)
+        at[2 * sizeof *facts + i] = numeric_u8_code(from[i], &u);
+}
+
+/* All heads of one token. */
 static void put(const struct kv *kv, uint8_t *at, const float *from)
 {
-    uint32_t n = kv->shape.n_kv_heads * kv->shape.head_dim;
+    uint32_t hd = kv->shape.head_dim, n = kv->shape.n_kv_heads * hd;
 
-    if (kv->shape.dtype == DTYPE_F32) {
+    switch (kv->shape.dtype) {
+    case DTYPE_U8:
+        for (uint32_t h = 0; h < kv->shape.n_kv_heads; h++)
+            put_codes(at + h * kv->head_bytes, from + (size_t)h * hd, hd);
+        break;
+    case DTYPE_BF16:
+        for (uint32_t i = 0; i < n; i++)
+            ((uint16_t *)at)[i] = numeric_to_bf16(from[i]);
+        break;
+    default:
         memcpy(at, from, n * sizeof *from);
-        return;
+        break;
     }
-    for (uint32_t i = 0; i < n; i++)
-        ((uint16_t *)at)[i] = numeric_to_bf16(from[i]);
 }
 
 void reference_kv_put(struct kv *kv, uint32_t layer, uint32_t slot_idx, const float *k,
@@ -161,11 +194,20 @@ void reference_kv_get(float *out, const struct kv *kv, uint32_t layer, bool is_v
                       uint32_t kv_head)
 {
     const uint8_t *at = vector_at(kv, layer, is_v, slot_idx, kv_head);
+    const float *facts = (const float *)at;
+    uint32_t hd = kv->shape.head_dim;
 
-    if (kv->shape.dtype == DTYPE_F32) {
-        memcpy(out, at, kv->shape.head_dim * sizeof *out);
-        return;
+    switch (kv->shape.dtype) {
+    case DTYPE_U8:
+        for (uint32_t i = 0; i < hd; i++)
+            out[i] = numeric_u8_value(at[2 * sizeof *facts + i], facts[0], facts[1]);
+        break;
+    case DTYPE_BF16:
+        for (uint32_t i = 0; i < hd; i++)
+            out[i] = numeric_from_bf16(((const uint16_t *)at)[i]);
+        break;
+    default:
+        memcpy(out, at, hd * sizeof *out);
+        break;
     }
-    for (uint32_t i = 0; i < kv->shape.head_dim; i++)
-        out[i] = numeric_from_bf16(((const uint16_t *)at)[i]);
 }

@@ -32,10 +32,11 @@ struct weight {
     size_t n_bytes;
 };
 
-/* Page p: for each layer K [page_size][n_kv_heads][head_dim], then V likewise; f32, or bf16 as
- * uint16_t. */
+/* Page p: for each layer K [page_size][n_kv_heads][head_dim], then V likewise; f32, bf16 as uint16_t,
+ * or of u8 each head's scale and zero, then its codes. */
 struct kv {
     struct kv_shape shape;
+    size_t head_bytes;  /* one head's K of one token                */
     size_t plane_bytes; /* K of one layer of one page: as many as V */
     size_t page_bytes, map_bytes;
     uint8_t *pages; /* reserved address space */

@@ -9,6 +9,9 @@
 
 #include "tests/kernels/ops_side.h"
 
+/* stored_u8: a step of a head's codes is 1/255 of its range, which is 5 to 7 times its rms: up to
+ * 1/36 of it. Two roundings to different codes are off by a step at most, and in the mean square by
+ * 2/12 of its square. */
 const struct ops_limits ops_limits_f32 = {
     .norm = {1e-12, 1e-5},
     .linear = {1e-11, 1e-4},
@@ -17,8 +20,10 @@ const struct ops_limits ops_limits_f32 = {
     .gated = {1e-11, 1e-4},
     .gated_quantised = {1e-11, 1e-4},
     .stored_bf16 = {5e-6, 1.0 / 128},
+    .stored_u8 = {2e-4, 1.0 / 32},
     .attention_f32 = {1e-11, 1e-5},
     .attention_bf16 = {1e-11, 1e-5},
+    .attention_u8 = {2e-4, 0.08},
 };
 
 const struct ops_limits ops_limits_cpu = {
@@ -29,8 +34,10 @@ const struct ops_limits ops_limits_cpu = {
     .gated = {1e-11, 1e-4},
     .gated_quantised = {1e-3, 0.25},
     .stored_bf16 = {5e-6, 1.0 / 128},
+    .stored_u8 = {2e-4, 1.0 / 32},
     .attention_f32 = {1e-11, 1e-5},
     .attention_bf16 = {5e-5, 0.03},
+    .attention_u8 = {2e-4, 0.08},
 };
 
 uint32_t ops_random(uint64_t *state)
@@ -140,6 +147,8 @@ static float random_input(struct pair *p, uint32_t col, enum input kind)
         return (float)(ops_random(&p->random) % 3 ? x : x * 1e-40);
     case INPUT_TINY:
         return (float)(x * 1e-25);
+    case INPUT_OFFSET:
+        return (float)(x / 10 + 3);
     case INPUT_ZERO:
         return 0;
     default:
@@ -240,13 +249,13 @@ void pair_weight(struct pair *p, struct weight *weights[2], enum weight_use use,
         free((void *)spec.parts[i].data);
 }
 
-void pair_unit_weight(struct pair *p, struct weight *weights[2], uint32_t n)
+void pair_unit_weight(struct pair *p, struct weight *weights[2], uint32_t n, float scale)
 {
     float *data = calloc((size_t)n * n, sizeof *data);
     struct weight_spec spec = {"unit", WEIGHT_LINEAR, n, 1, {{data, DTYPE_F32, n}}};
 
     for (size_t i = 0; i < n; i++)
-        data[i * n + i] = 1;
+        data[i * n + i] = scale;
     for (int i = 0; i < 2; i++) {
         const char *why = "?";
         int r = p->side[i].ops->weight_new(p->side[i].backend, &weights[i], &spec, &why);

@@ -22,8 +22,10 @@ struct ops_limits {
     struct ops_limit gated;           /* gate_up: F32, F16 and BF16 weights               */
     struct ops_limit gated_quantised; /* gate_up: the others, any input                   */
     struct ops_limit stored_bf16;     /* V as stored in a BF16 pool                       */
+    struct ops_limit stored_u8;       /* in a U8 pool, if its codes were other codes      */
     struct ops_limit attention_f32;   /* by the pool's type                               */
-    struct ops_limit attention_bf16;
+    struct ops_limit attention_bf16;  /* U8 too: the oracle has the same codes            */
+    struct ops_limit attention_u8;    /* the same where the oracle has no codes           */
 };
 
 /* Section by section what the project allows: f32 everywhere; and 8-bit activations with bf16 K, V,
@@ -53,6 +55,8 @@ void ops_check_attention(
     const struct ops_subject *s); /* mixed steps, pages, windows, caps, sinks, GQA         */
 void ops_check_reused_pages(const struct ops_subject *s); /* NaN in a page of before; kv_clear */
 void ops_check_copied_pages(const struct ops_subject *s); /* kv_copy: same bits from the copy */
+void ops_check_poisoned_keys(
+    const struct ops_subject *s); /* a NaN in U8: its own sequence's alone */
 void ops_check_head(const struct ops_subject *s);
 void ops_check_sample(const struct ops_subject *s); /* the same token and bits of logprob on both */
 void ops_check_refusals(

@@ -68,7 +68,7 @@ static void check_attention(struct pair *p, const struct attention_case *c, enum
     struct scene scene;
 
     scene_open(&scene, p, c, SCHEDULE_TOKENS);
-    pair_unit_weight(p, scene.w, scene.n_cols);
+    pair_unit_weight(p, scene.w, scene.n_cols, 1);
     pair_weight(p, out, WEIGHT_LINEAR, scene.n_q, 1, out_rows, &t);
     for (int step = 0; step < N_STEPS; step++) {
         struct attention_args args;

@@ -47,12 +47,17 @@ static void check_qkv(struct pair *p, const struct qkv_case *c)
     struct scene s;
 
     /* K is seen through a softmax only, which moves by as much as the scores do. */
-    k = *attention_limit(p->subject, c->c.kv_dtype);
+    k = *attention_limit(p, c->c.kv_dtype);
     k.nmse += 100 * linear.nmse;
     k.max += 10 * linear.max;
     if (c->c.kv_dtype == DTYPE_BF16) {
         v = (struct ops_limit){v.nmse + limits->stored_bf16.nmse, v.max + limits->stored_bf16.max};
         k = (struct ops_limit){k.nmse + 5e-5, k.max + 0.03};
+    }
+    if (c->c.kv_dtype == DTYPE_U8) {
+        v = (struct ops_limit){v.nmse + limits->stored_u8.nmse, v.max + limits->stored_u8.max};
+        k = (struct ops_limit){k.nmse + limits->attention_u8.nmse,
+                               k.max + limits->attention_u8.max};
     }
     scene_open(&s, p, &c->c, SCHEDULE_TOKENS);
     pair_weight(p, s.w, WEIGHT_LINEAR, c->n_cols, 3, (const uint32_t[]){s.n_q, n_k, n_k},
@@ -158,6 +163,22 @@ void ops_check_qkv(const struct ops_subject *subject)
          false,
          ROPE_NONE,
          32},
+        {{3, 1, 64, 32, DTYPE_U8, 0, 0, false, 0},
+         192,
+         {DTYPE_Q4_1, DTYPE_Q4_1, DTYPE_Q4_1},
+         true,
+         false,
+         false,
+         ROPE_PAIRS,
+         64},
+        {{2, 2, 48, 16, DTYPE_U8, 0, 0, false, 0},
+         80,
+         {DTYPE_F16, DTYPE_F16, DTYPE_F16},
+         false,
+         true,
+         true,
+         ROPE_HALVES,
+         16},
     };
 
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

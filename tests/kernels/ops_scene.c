@@ -91,25 +91,31 @@ void plan_step(struct plan *plan, const uint32_t counts[SEQS_MAX])
     }
 }
 
-static void kv_open(struct pair *p, struct kv *kv[2], const struct kv_shape *shape)
+static void kv_open(struct pair *p, struct kv *kv[2], const struct attention_case *c,
+                    uint32_t n_pages)
 {
     for (int i = 0; i < 2; i++) {
+        const struct backend_ops *ops = p->side[i].ops;
+        const struct kv_shape shape = {.n_layers = 2,
+                                       .n_kv_heads = c->n_kv_heads,
+                                       .head_dim = c->head_dim,
+                                       .page_size = c->page_size,
+                                       .n_pages = n_pages,
+                                       .dtype = i && p->uncoded ? DTYPE_F32 : c->kv_dtype};
         const char *why = "?";
-        int r = p->side[i].ops->kv_new(p->side[i].backend, &kv[i], shape, &why);
+        int r = ops->kv_new(p->side[i].backend, &kv[i], &shape, &why);
 
-        cr_assert_eq(r, 0, "%s refuses a pool: %s", p->side[i].ops->name, why);
-        cr_assert_eq(p->side[i].ops->kv_populate(kv[i], 0, shape->n_pages), 0);
-        cr_assert_geq(p->side[i].ops->kv_page_bytes(shape),
-                      (size_t)4 * shape->n_layers * shape->page_size * shape->n_kv_heads *
-                          shape->head_dim);
+        cr_assert_eq(r, 0, "%s refuses a pool: %s", ops->name, why);
+        cr_assert_eq(ops->kv_populate(kv[i], 0, n_pages), 0);
+        cr_assert_geq(ops->kv_page_bytes(&shape), (size_t)(shape.dtype == DTYPE_U8 ? 2 : 4) *
+                                                      shape.n_layers * shape.page_size *
+                                                      shape.n_kv_heads * shape.head_dim);
     }
 }
 
 void scene_open(struct scene *s, struct pair *p, const struct attention_case *c, uint32_t n_tokens)
 {
     uint32_t n_pages = n_tokens / c->page_size + SEQS_MAX + 1;
-    const struct kv_shape shape = {2,       c->n_kv_heads, c->head_dim, c->page_size,
-                                   n_pages, c->kv_dtype};
 
     memset(s, 0, sizeof *s);
     s->p = p;
@@ -118,7 +124,7 @@ void scene_open(struct scene *s, struct pair *p, const struct attention_case *c,
     s->n_cols = s->n_q + 2 * c->n_kv_heads * c->head_dim;
     s->sinks = pair_random(p, c->n_heads, 2, 0);
     plan_init(&s->plan, p, c->page_size, n_pages);
-    kv_open(p, s->kv, &shape);
+    kv_open(p, s->kv, c, n_pages);
 }
 
 void scene_close(struct scene *s)
@@ -157,6 +163,7 @@ void scene_step(struct scene *s, struct both *x, struct tensor o[2])
         struct qkv_args qkv = {
             .step = &s->plan.step,
             .w = s->w[i],
+            .bias = s->bias[i],
             .layer = 1,
             .n_heads = s->c.n_heads,
             .n_kv_heads = s->c.n_kv_heads,
@@ -169,7 +176,11 @@ void scene_step(struct scene *s, struct both *x, struct tensor o[2])
     }
 }
 
-const struct ops_limit *attention_limit(const struct ops_subject *s, enum dtype kv_dtype)
+const struct ops_limit *attention_limit(const struct pair *p, enum dtype kv_dtype)
 {
-    return kv_dtype == DTYPE_F32 ? &s->limits->attention_f32 : &s->limits->attention_bf16;
+    const struct ops_limits *limits = p->subject->limits;
+
+    if (p->uncoded)
+        return &limits->attention_u8;
+    return kv_dtype == DTYPE_F32 ? &limits->attention_f32 : &limits->attention_bf16;
 }

@@ -37,6 +37,7 @@ struct scene {
     struct kv *kv[2];
     struct weight *w[2];
     struct both sinks;
+    const float *bias[2]; /* of q, K and V; NULL: none */
     uint32_t n_cols, n_q;
 };
 
@@ -54,7 +55,7 @@ struct attention_args scene_attention(const struct scene *s, int side);
 /* The planned step through qkv with the unit weight, then attention: o[2]. */
 void scene_step(struct scene *s, struct both *x, struct tensor o[2]);
 
-const struct ops_limit *attention_limit(const struct ops_subject *s, enum dtype kv_dtype);
+const struct ops_limit *attention_limit(const struct pair *p, enum dtype kv_dtype);
 
 /* Prefill in chunks beside decoding, over page and span boundaries. */
 enum { N_STEPS = 7, SCHEDULE_TOKENS = 720 };

@@ -18,6 +18,7 @@ struct pair {
     const struct ops_subject *subject;
     struct side side[2];
     uint64_t random;
+    bool uncoded; /* the oracle keeps keys and values as they were written, not as codes */
     uint32_t n_buffers;
     void *buffers[2][PAIR_BUFFERS_MAX];
 };
@@ -33,6 +34,7 @@ enum input {
     INPUT_DENORMAL, /* a third of the values are denormal         */
     INPUT_TINY,     /* all values about 1e-25                     */
     INPUT_ZERO,
+    INPUT_OFFSET, /* all values about 3 */
     INPUT_COUNT
 };
 
@@ -51,8 +53,8 @@ size_t pair_stride(uint32_t n_cols); /* f32s */
 /* A random weight of those shapes and formats on both sides; *weights [2]. */
 void pair_weight(struct pair *p, struct weight *weights[2], enum weight_use use, uint32_t n_cols,
                  uint32_t n_parts, const uint32_t *n_rows, const enum dtype *dtypes);
-/* The n x n unit matrix in F32. */
-void pair_unit_weight(struct pair *p, struct weight *weights[2], uint32_t n);
+/* The n x n unit matrix in F32, times scale. */
+void pair_unit_weight(struct pair *p, struct weight *weights[2], uint32_t n, float scale);
 void pair_weight_free(struct pair *p, struct weight *weights[2]);
 
 bool dtype_is_quantised(enum dtype t);

@@ -214,6 +214,33 @@ static double as_bf16(double x)
     return ldexp(rint(ldexp(mantissa, 8)), exponent - 8);
 }
 
+/* As a u8 pool keeps one head, in place. What a code is gets decided in the contract's own f32: a
+ * value between two codes goes to either side by the last bit. */
+static void as_codes(double *x, uint32_t n)
+{
+    float min = (float)x[0], max = min, range;
+
+    for (uint32_t i = 0; i < n; i++) {
+        min = fminf(min, (float)x[i]);
+        max = fmaxf(max, (float)x[i]);
+        if (!isfinite(x[i])) {
+            min = -INFINITY;
+            max = INFINITY;
+        }
+    }
+    range = max - min;
+    for (uint32_t i = 0; i < n; i++) {
+        float inverse = 255 / range, above = (float)x[i] - min;
+
+        if (!isfinite(range))
+            x[i] = NAN;
+        else if (range < 0x1p-100f)
+            x[i] = as_bf16((double)min);
+        else
+            x[i] = as_bf16(rint((double)(above * inverse)) * (double)(range / 255) + (double)min);
+    }
+}
+
 static double *normed(const float *x, uint32_t n, const float *norm_w, double eps)
 {
     double *y = zeroed(n, sizeof *y), sum = 0;
@@ -308,6 +335,8 @@ static int oracle_qkv(struct stream *s, struct tensor *q, struct kv *kv, const s
             finish_head(all + n_q + h * hd, args, args->k_norm_w, position);
         for (uint32_t i = 0; i < n_q; i++)
             row_of(q, t)[i] = (float)all[i];
+        for (uint32_t h = 0; kv->shape.dtype == DTYPE_U8 && h < 2 * args->n_kv_heads; h++)
+            as_codes(all + n_q + h * hd, hd);
         for (uint32_t i = 0; slot_idx != KERNELS_NO_SLOT && i < 2 * n_k; i++) {
             double value = kv->shape.dtype == DTYPE_BF16 ? as_bf16(all[n_q + i]) : all[n_q + i];
 

@@ -82,6 +82,11 @@ Test(cpu, copies_pages)
     each_level(ops_check_copied_pages);
 }
 
+Test(cpu, poisons_one_sequence)
+{
+    each_level(ops_check_poisoned_keys);
+}
+
 Test(cpu, heads)
 {
     each_level(ops_check_head);
@@ -150,6 +155,16 @@ Test(cpu, refuses_too_many_threads)
     cr_assert_eq(backend_cpu.open(&b, &config, &why), -EINVAL);
     cr_assert_null(b);
     cr_expect_str_eq(why, "threads: at most 256");
+}
+
+Test(cpu, pages_of_codes_are_little_more_than_half)
+{
+    struct kv_shape shape = {30, 3, 64, 256, 1, DTYPE_BF16};
+    size_t bf16 = backend_cpu.kv_page_bytes(&shape);
+
+    cr_expect_eq(bf16, (size_t)2 * 2 * 64 * 3 * 256 * 30);
+    shape.dtype = DTYPE_U8;
+    cr_expect_eq(backend_cpu.kv_page_bytes(&shape), bf16 / 128 * 72);
 }
 
 Test(cpu, says_what_it_is)

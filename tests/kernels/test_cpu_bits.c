@@ -426,6 +426,15 @@ Test(cpu_bits, model_bf16)
                                     .sinks = true});
 }
 
+Test(cpu_bits, model_u8_keys)
+{
+    check_variant(&(struct variant){.dtypes = {DTYPE_Q4_1, DTYPE_Q8_0, DTYPE_Q4_0},
+                                    .kv_dtype = DTYPE_U8,
+                                    .embed_dtype = DTYPE_Q8_0,
+                                    .window = 310,
+                                    .sinks = true});
+}
+
 /* ---- single operators over odd sizes --------------------------------------------------------- */
 
 static const struct {

@@ -46,6 +46,54 @@ Test(numeric, exp_is_within_0_9_ulp)
     cr_expect_geq(worst, 0.5, "the sweep saw nothing");
 }
 
+/* Each value within half a step and a bf16's half place of what it was; both ends exact but for the
+ * latter. */
+Test(numeric, u8_codes_are_the_nearest)
+{
+    for (int e = -90; e <= 100; e += 10) {
+        float x[64], min = 1, max = 0;
+        struct numeric_u8 u;
+
+        for (int i = 0; i < 64; i++) {
+            x[i] = ldexpf((float)(i * 37 % 64) / 7 - 3, e);
+            min = i == 0 || x[i] < min ? x[i] : min;
+            max = i == 0 || x[i] > max ? x[i] : max;
+        }
+        u = numeric_u8(min, max, 0);
+        cr_expect_eq(numeric_u8_code(min, &u), 0);
+        cr_expect_eq(numeric_u8_code(max, &u), 255);
+        for (int i = 0; i < 64; i++) {
+            float back = numeric_u8_value(numeric_u8_code(x[i], &u), u.scale, u.zero);
+            double off = fabs((double)back - (double)x[i]);
+
+            cr_expect(off <= 0.501 * (double)u.scale + 0x1p-8 * fabs((double)back),
+                      "%g comes back as %g, with steps of %g", (double)x[i], (double)back,
+                      (double)u.scale);
+        }
+    }
+}
+
+Test(numeric, u8_at_its_edges)
+{
+    const float tiny = 0x1p-101f, most = 0x1.fffffep+127f;
+    struct numeric_u8 u = numeric_u8(3, 3, 0);
+
+    cr_expect(u.scale == 0 && u.zero == 3 && numeric_u8_code(3, &u) == 0);
+    u = numeric_u8(-tiny / 2, tiny / 2, -0.0f);
+    cr_expect(u.scale == 0 && numeric_u8_code(tiny / 2, &u) == 0);
+    u = numeric_u8(0, 0x1p-100f, 0);
+    cr_expect(u.scale > 0 && numeric_u8_code(0x1p-100f, &u) == 255);
+    u = numeric_u8(-0.0f, 0, 0);
+    cr_expect_eq(numeric_bits(u.zero), 0);
+    u = numeric_u8(0, most, 0);
+    cr_expect(isfinite(u.scale) && numeric_u8_code(most, &u) == 255);
+    cr_expect(isnan(numeric_u8(-most, most, 0).scale));
+    cr_expect(isnan(numeric_u8(0, 1, NAN).scale));
+    cr_expect(isnan(numeric_u8(0, INFINITY, NAN).scale));
+    cr_expect(isnan(numeric_u8(NAN, NAN, NAN).scale));
+    cr_expect(isnan(numeric_u8_value(7, numeric_u8(0, 1, NAN).scale, 0)));
+}
+
 Test(numeric, exp_at_its_edges)
 {
     cr_expect_eq(numeric_exp(0.0f), 1.0f);

@@ -67,6 +67,11 @@ Test(reference, copies_pages)
     ops_check_copied_pages(&subject);
 }
 
+Test(reference, poisons_one_sequence)
+{
+    ops_check_poisoned_keys(&subject);
+}
+
 Test(reference, heads)
 {
     ops_check_head(&subject);

@@ -130,3 +130,8 @@ Test(greedy, cpu_differs_only_where_the_two_best_are_close)
 {
     run_backend("cpu", DTYPE_BF16, 0.3, 0.5);
 }
+
+Test(greedy, cpu_with_8_bit_keys_and_values_likewise)
+{
+    run_backend("cpu", DTYPE_U8, 0.3, 0.5);
+}

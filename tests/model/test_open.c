@@ -52,7 +52,7 @@ Test(open, tells_what_it_opened)
     struct model_config config = config_of(path);
     const struct model_info *info;
     struct model *m;
-    uint64_t first[2];
+    uint64_t first[2], second[2];
 
     cr_assert_eq(model_open(&m, &config, message), 0, "%s", message);
     info = model_info(m);
@@ -74,6 +74,13 @@ Test(open, tells_what_it_opened)
     config.kv_dtype = DTYPE_BF16;
     cr_assert_eq(model_open(&m, &config, message), 0);
     cr_expect(memcmp(first, model_info(m)->fingerprint, sizeof first) != 0);
+    memcpy(second, model_info(m)->fingerprint, sizeof second);
+    model_free(m);
+    config.kv_dtype = DTYPE_U8;
+    cr_assert_eq(model_open(&m, &config, message), 0);
+    cr_expect_eq(model_info(m)->block_bytes, 2u * 2 * 2 * 16 * (16 + 8));
+    cr_expect(memcmp(first, model_info(m)->fingerprint, sizeof first) != 0);
+    cr_expect(memcmp(second, model_info(m)->fingerprint, sizeof second) != 0);
     model_free(m);
     config.kv_dtype = DTYPE_F32;
     cr_assert_eq(pwrite(fd, "\x01", 1, lseek(fd, -4, SEEK_END)), 1);

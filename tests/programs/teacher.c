@@ -21,7 +21,7 @@ static const struct argp_option options[] = {
     {"backend", 'b', "NAME", 0, "cpu or reference [cpu]", 0},
     {"isa", 'i', "NAME", 0, "instruction set of the cpu backend [the best]", 0},
     {"threads", 't', "N", 0, "[one a physical core]", 0},
-    {"kv", 'k', "TYPE", 0, "f32 or bf16", 0},
+    {"kv", 'k', "TYPE", 0, "f32, bf16 or u8", 0},
     {"texts", 'n', "N", 0, "score the first N texts only [all]", 0},
     {0},
 };
@@ -53,8 +53,8 @@ static error_t take_option(int key, char *text, struct argp_state *state)
         a->backend_config.n_threads = number(text, state);
         return 0;
     case 'k':
-        if (strcmp(text, "f32") != 0 && strcmp(text, "bf16") != 0)
-            argp_error(state, "--kv is f32 or bf16");
+        if (strcmp(text, "f32") != 0 && strcmp(text, "bf16") != 0 && strcmp(text, "u8") != 0)
+            argp_error(state, "--kv is f32, bf16 or u8");
         a->kv = text;
         return 0;
     case 'n':
@@ -90,8 +90,10 @@ int main(int argc, char **argv)
     if (!a.kv)
         a.kv = strcmp(a.backend, "reference") == 0 ? "f32" : "bf16";
     if (score_model(&s, a.paths[0], a.backend, &a.backend_config,
-                    strcmp(a.kv, "f32") == 0 ? DTYPE_F32 : DTYPE_BF16, a.paths[1], a.n_texts,
-                    message)) {
+                    strcmp(a.kv, "f32") == 0  ? DTYPE_F32
+                    : strcmp(a.kv, "u8") == 0 ? DTYPE_U8
+                                              : DTYPE_BF16,
+                    a.paths[1], a.n_texts, message)) {
         fprintf(stderr, "teacher: %s\n", message);
         return 1;
     }

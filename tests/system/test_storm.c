@@ -46,27 +46,32 @@ Test(storm, null_model_in_every_configuration)
     storm_fini(&st);
 }
 
-Test(storm, tiny_model_in_every_configuration)
+static void tiny_storm_init(struct storm *st, struct system *files, char path[128])
 {
-    static const char *const isas[] = {"scalar", "avx2", "avx512vnni", "amx_emulated"};
-    struct storm st;
-    struct system files;
     struct tiny tiny = tiny_default();
-    char path[128];
-    system_init(&files);
-    snprintf(path, sizeof path, "%s/tiny.gguf", files.dir);
+    system_init(files);
+    snprintf(path, 128, "%s/tiny.gguf", files->dir);
     tiny.dtype = tiny.embed_dtype = DTYPE_Q4_1;
     tiny.n_context = 1024;
     struct gguf_out *out = tiny_new(&tiny);
     gguf_out_save(out, path);
     gguf_out_free(out);
-    storm_init(&st, &(struct storm_scale){.seed = 8,
-                                          .n_vocab = TINY_VOCAB,
-                                          .n_distinct = STORM_CLIENTS * STORM_EACH,
-                                          .prompt_usual = 24,
-                                          .prompt_max = 300,
-                                          .new_usual = 16,
-                                          .new_max = 60});
+    storm_init(st, &(struct storm_scale){.seed = 8,
+                                         .n_vocab = TINY_VOCAB,
+                                         .n_distinct = STORM_CLIENTS * STORM_EACH,
+                                         .prompt_usual = 24,
+                                         .prompt_max = 300,
+                                         .new_usual = 16,
+                                         .new_max = 60});
+}
+
+Test(storm, tiny_model_in_every_configuration)
+{
+    static const char *const isas[] = {"scalar", "avx2", "avx512vnni", "amx_emulated"};
+    struct storm st;
+    struct system files;
+    char path[128];
+    tiny_storm_init(&st, &files, path);
     answer_on(&st, SETTINGS("--model", path, "--threads", "1", "--isa", "scalar"));
     /* Under a sanitizer seven of them: each setting both ways, each isa. */
     for (int i = 0; i < 32; i += IS_SANITIZED ? 5 : 1) {
@@ -77,6 +82,20 @@ Test(storm, tiny_model_in_every_configuration)
                                  "--max_batch_tokens", i & 2 ? "16" : "2048", "--page_size",
                                  i & 4 ? "16" : "256"));
     }
+    storm_fini(&st);
+    system_fini(&files);
+}
+
+Test(storm, tiny_model_with_8_bit_keys_and_values)
+{
+    struct storm st;
+    struct system files;
+    char path[128];
+    tiny_storm_init(&st, &files, path);
+    answer_on(&st,
+              SETTINGS("--model", path, "--kv_dtype", "u8", "--threads", "1", "--isa", "scalar"));
+    storm_rage(&st, SETTINGS("--model", path, "--kv_dtype", "u8", "--threads", "2",
+                             "--max_batch_tokens", "64", "--page_size", "16"));
     storm_fini(&st);
     system_fini(&files);
 }

@@ -219,6 +219,7 @@ static void put_values(struct bytes *b, enum dtype dtype, const float *x, size_t
         }
         return;
     case DTYPE_COUNT:
+    case DTYPE_U8:
         break;
     }
     abort();

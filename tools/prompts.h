@@ -21,8 +21,8 @@ struct prompt {
     char *text;    /* owned; NULL: ids */
     uint32_t *ids; /* owned: given, or the text's once it was tokenized */
     size_t n_ids;
-    char *fault;               /* owned: why its line can't be sent; else NULL */
-    const char *file;          /* where it stands, for complaints; NULL: on the command line */
+    char *fault;      /* owned: why its line can't be sent; else NULL */
+    const char *file; /* where it stands, for complaints; NULL: on the command line */
     size_t line_number;
     struct cb_request request; /* its options; the prompt itself is filled in when it is sent */
     struct cb_string stops[PROMPT_STOPS_MAX]; /* of its line, if request.stops is NULL */

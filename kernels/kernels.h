@@ -71,7 +71,7 @@ struct kv;     /* one pool of pages; page p holds page_size tokens of every laye
 /* n_rows rows of n_cols values in the file's own layout: rows contiguous, blocks of 32 for Q
  * formats (GGUF). Only read during weight_new. */
 struct weight_part {
-    const void *data;
+    const void *data; /* NULL: weight_fill brings the rows */
     enum dtype dtype;
     uint32_t n_rows;
 };
@@ -226,6 +226,11 @@ struct backend_ops {
 
     int (*weight_new)(struct backend *b, struct weight **weightp, const struct weight_spec *spec,
                       const char **why);
+    /* Rows [row_idx, row_idx + n_rows) of a part that was made without data, in the file's layout;
+     * every row once, in any order, before the weight is used. rows is only read during the call.
+     */
+    void (*weight_fill)(struct weight *w, uint32_t part_idx, uint32_t row_idx, uint32_t n_rows,
+                        const void *rows);
     struct weight *(*weight_free)(struct weight *w);
 
     int (*kv_new)(struct backend *b, struct kv **kvp, const struct kv_shape *shape,

@@ -139,6 +139,7 @@ const struct backend_ops backend_cpu = {
     .buffer_new = buffer_new,
     .buffer_free = buffer_free,
     .weight_new = cpu_weight_new,
+    .weight_fill = cpu_weight_fill,
     .weight_free = cpu_weight_free,
     .kv_new = cpu_kv_new,
     .kv_free = cpu_kv_free,

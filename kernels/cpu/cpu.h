@@ -120,6 +120,8 @@ void *memory_free(void *data, size_t bytes);
 /* weight.c, kv.c, stream.c, sample.c: the bodies of the table's functions of these names. */
 int cpu_weight_new(struct backend *b, struct weight **weightp, const struct weight_spec *spec,
                    const char **why);
+void cpu_weight_fill(struct weight *w, uint32_t part_idx, uint32_t row_idx, uint32_t n_rows,
+                     const void *rows);
 struct weight *cpu_weight_free(struct weight *w);
 int cpu_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape, const char **why);
 struct kv *cpu_kv_free(struct kv *kv);

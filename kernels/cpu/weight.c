@@ -7,6 +7,7 @@
  * with a panel of its own. */
 #include "kernels/cpu/cpu.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -106,35 +107,31 @@ static void pack_row(uint8_t *panel, enum dtype t, const uint8_t *row, uint32_t 
 }
 
 struct packing {
-    const struct weight *w;
-    const struct weight_spec *spec;
+    uint8_t *panels; /* the part's first */
+    const struct panels *part;
+    uint32_t n_cols, row_idx, n_rows; /* the rows at hand */
+    const uint8_t *rows;
 };
 
-/* Items are panels, part after part. */
+/* Items are the panels that have a row at hand. */
 static void pack_panels(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct packing *job = arg;
+    const struct panels *p = job->part;
+    size_t row_bytes = dtype_row_bytes(p->dtype, job->n_cols);
+    uint32_t end_row = job->row_idx + job->n_rows;
 
     (void)worker;
     for (uint32_t item = begin; item < end; item++) {
-        const struct panels *p = job->w->parts;
-        const struct weight_part *part = job->spec->parts;
-        uint32_t panel_idx = item;
-        uint8_t *panel;
-        size_t row_bytes;
+        uint32_t panel_idx = job->row_idx / PANEL_ROWS + item;
+        uint8_t *panel = job->panels + panel_idx * p->panel_stride;
 
-        while (panel_idx >= p->n_panels) {
-            panel_idx -= p->n_panels;
-            p++;
-            part++;
-        }
-        panel = job->w->data + (size_t)(p->panels - job->w->data) + panel_idx * p->panel_stride;
-        row_bytes = dtype_row_bytes(p->dtype, job->w->n_cols);
-        for (uint32_t r = 0; r < PANEL_ROWS && panel_idx * PANEL_ROWS + r < p->n_rows; r++) {
-            const uint8_t *row = part->data;
+        for (uint32_t r = 0; r < PANEL_ROWS; r++) {
+            uint32_t row = panel_idx * PANEL_ROWS + r;
 
-            row += (size_t)(panel_idx * PANEL_ROWS + r) * row_bytes;
-            pack_row(panel, p->dtype, row, job->w->n_cols, r);
+            if (row >= job->row_idx && row < end_row)
+                pack_row(panel, p->dtype, job->rows + (row - job->row_idx) * row_bytes, job->n_cols,
+                         r);
         }
     }
 }
@@ -150,7 +147,7 @@ static const char *spec_fault(const struct weight_spec *spec)
             return "a weight's format is not one that the cpu backend knows";
         if (!dtype_row_bytes(part->dtype, spec->n_cols))
             return "a quantised weight's columns are not a multiple of 32";
-        if (!part->n_rows || !part->data)
+        if (!part->n_rows)
             return "a weight's part is empty";
     }
     if (spec->use == WEIGHT_GATE_UP &&
@@ -164,8 +161,6 @@ static const char *spec_fault(const struct weight_spec *spec)
 int cpu_weight_new(struct backend *b, struct weight **weightp, const struct weight_spec *spec,
                    const char **why)
 {
-    struct packing job = {.spec = spec};
-    uint32_t n_panels = 0;
     struct weight *w;
     size_t offset = 0;
 
@@ -182,7 +177,6 @@ int cpu_weight_new(struct backend *b, struct weight **weightp, const struct weig
         uint32_t part_panels = (spec->parts[i].n_rows + PANEL_ROWS - 1) / PANEL_ROWS;
 
         w->bytes += part_panels * panel_bytes(spec->parts[i].dtype, w->n_cols);
-        n_panels += part_panels;
     }
     /* Prefetches run past the last panel, which is harmless; the slack is for the last vector
      * load. */
@@ -216,12 +210,29 @@ int cpu_weight_new(struct backend *b, struct weight **weightp, const struct weig
         else
             w->has_plain = true;
     }
-    job.w = w;
-    pool_run(b->pool, pack_panels, &job, n_panels, 64);
+    for (uint32_t i = 0; i < w->n_parts; i++)
+        if (spec->parts[i].data)
+            cpu_weight_fill(w, i, 0, spec->parts[i].n_rows, spec->parts[i].data);
     atomic_fetch_add_explicit(&b->weight_bytes, w->bytes, memory_order_relaxed);
     *why = NULL;
     *weightp = w;
     return 0;
+}
+
+void cpu_weight_fill(struct weight *w, uint32_t part_idx, uint32_t row_idx, uint32_t n_rows,
+                     const void *rows)
+{
+    const struct panels *p = &w->parts[part_idx];
+    struct packing job = {.panels = w->data + (p->panels - w->data),
+                          .part = p,
+                          .n_cols = w->n_cols,
+                          .row_idx = row_idx,
+                          .n_rows = n_rows,
+                          .rows = rows};
+
+    assert(part_idx < w->n_parts && n_rows && row_idx < p->n_rows && n_rows <= p->n_rows - row_idx);
+    pool_run(w->backend->pool, pack_panels, &job,
+             (row_idx + n_rows - 1) / PANEL_ROWS - row_idx / PANEL_ROWS + 1, 64);
 }
 
 struct weight *cpu_weight_free(struct weight *w)

@@ -150,6 +150,7 @@ const struct backend_ops backend_reference = {
     .buffer_new = reference_buffer_new,
     .buffer_free = reference_buffer_free,
     .weight_new = reference_weight_new,
+    .weight_fill = reference_weight_fill,
     .weight_free = reference_weight_free,
     .kv_new = reference_kv_new,
     .kv_free = reference_kv_free,

@@ -84,6 +84,8 @@ void reference_rope_head(float *head, const struct rope *rope, int32_t position)
 
 int reference_weight_new(struct backend *b, struct weight **weightp, const struct weight_spec *spec,
                          const char **why);
+void reference_weight_fill(struct weight *w, uint32_t part_idx, uint32_t row_idx, uint32_t n_rows,
+                           const void *rows);
 struct weight *reference_weight_free(struct weight *w);
 /* out [n_cols] = row of w */
 void reference_weight_row(float *out, const struct weight *w, uint32_t row);

@@ -76,13 +76,25 @@ int reference_weight_new(struct backend *b, struct weight **weightp, const struc
         w->parts[i].n_rows = spec->parts[i].n_rows;
         w->parts[i].row_bytes = row_bytes;
         w->parts[i].data = w->bytes + n_bytes;
-        memcpy(w->bytes + n_bytes, spec->parts[i].data, part_bytes);
         n_bytes += part_bytes;
+        if (spec->parts[i].data)
+            reference_weight_fill(w, i, 0, spec->parts[i].n_rows, spec->parts[i].data);
     }
     b->weight_bytes += w->n_bytes;
     *why = NULL;
     *weightp = w;
     return 0;
+}
+
+void reference_weight_fill(struct weight *w, uint32_t part_idx, uint32_t row_idx, uint32_t n_rows,
+                           const void *rows)
+{
+    size_t row_bytes = w->parts[part_idx].row_bytes;
+    size_t at = (size_t)(w->parts[part_idx].data - w->bytes) + row_idx * row_bytes;
+
+    assert(part_idx < w->n_parts && row_idx <= w->parts[part_idx].n_rows &&
+           n_rows <= w->parts[part_idx].n_rows - row_idx);
+    memcpy(w->bytes + at, rows, n_rows * row_bytes);
 }
 
 struct weight *reference_weight_free(struct weight *w)

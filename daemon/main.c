@@ -21,7 +21,8 @@
 #include "daemon/place.h"
 #include "kernels/kernels.h"
 
-#define VERSION "1.0.0"
+#define VERSION   "1.0.0"
+#define SECOND_NS 1000000000ull
 
 extern char **environ;
 
@@ -39,7 +40,8 @@ struct program {
     struct daemon *daemon;
     struct loop_watch signals;
     gid_t socket_group, admin_group;
-    bool has_terminal; /* which may hang up */
+    bool has_terminal;       /* which may hang up */
+    uint64_t load_logged_ns; /* the last line about it, or its beginning */
 };
 
 static int fatal(struct program *p, const char *message)
@@ -128,6 +130,18 @@ static enum dtype kv_dtype(const struct settings *set)
     return DTYPE_BF16;
 }
 
+/* One line a second once it takes longer than that. */
+static void log_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct program *p = ctx;
+    uint64_t now = clock_now(&clock_monotonic);
+    if (now - p->load_logged_ns < SECOND_NS)
+        return;
+    p->load_logged_ns = now;
+    log_info(&p->log, "loads %s: %llu of %llu MiB", p->settings.model,
+             (unsigned long long)(done_bytes >> 20), (unsigned long long)(total_bytes >> 20));
+}
+
 static int open_model(struct program *p)
 {
     const struct settings *set = &p->settings;
@@ -146,7 +160,11 @@ static int open_model(struct program *p)
         .null_vocab = (uint32_t)set->null_vocab,
         .null_context = (uint32_t)set->null_context,
         .null_step_us = (uint32_t)set->null_step_us,
+        .without_uring = strcmp(set->loop, "epoll") == 0,
+        .progress = log_progress,
+        .progress_ctx = p,
     };
+    p->load_logged_ns = clock_now(&clock_monotonic);
     return model_open(&p->model, &config, message) ? fatal(p, message) : 0;
 }
 

@@ -61,7 +61,7 @@
  X(net_ms,                 NUMBER,        "1000",    100, 3600000, "ms",        LIVE, "with lanes open, a sleep is never longer; what it missed is counted") \
  X(wait_mode,              CHOICE,        "balanced", 0, 0, "spin|balanced|eco", LIVE, "before it sleeps the loop spins for ever, up to spin_us, or not; balanced on two cores or fewer: not") \
  X(spin_us,                NUMBER,        "50",      0, 10000, "us",            LIVE, "longest spin in wait_mode balanced, and what clients are advised") \
- X(loop,                   CHOICE,        "auto",    0, 0, "auto|uring|epoll",  0,    "how the daemon waits; auto: io_uring, or epoll where that is refused") \
+ X(loop,                   CHOICE,        "auto",    0, 0, "auto|uring|epoll",  0,    "how the daemon waits, and reads the model ahead; auto: io_uring, or epoll and plain reads where that is refused") \
  X(null_vocab,             NUMBER,        "49152",   300, 1048576, "tokens",    0,    "vocabulary of the null model") \
  X(null_context,           NUMBER,        "131072",  16, 16777216, "tokens",    0,    "context of the null model") \
  X(null_step_us,           NUMBER,        "0",       0, 10000000, "us",         0,    "how long a step of the null model takes")

@@ -13,8 +13,8 @@ struct pass;
 struct arch {
     const char *name; /* general.architecture, and the prefix of the family's keys */
     enum rope_kind rope;
-    /* Fills embed, head, output_norm and all layers of w. 0 or a negative errno with l's message;
-     * weights_fini frees what was made. */
+    /* Asks l for embed, head, output_norm and all layers of w. 0 or a negative errno with l's
+     * message; weights_fini frees what was made. */
     int (*load)(struct loader *l, struct weights *w);
     /* p->y from the step's tokens, through all layers, for the tokens that have an output; the head
      * is forward.c's. 0 or a negative errno. */

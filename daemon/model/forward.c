@@ -178,36 +178,11 @@ static int plan_cache(struct opening *o, struct kv_shape *shape)
     return 0;
 }
 
-static int load_weights(struct opening *o)
+/* Begins the fingerprint with what decides the bits of keys and values beside the weights, so that
+ * nobody takes those of another model for ours. */
+static void begin_digest(const struct opening *o, XXH3_state_t *digest)
 {
-    struct forward *f = o->f;
-    struct loader l;
-    uint64_t n_positions = (uint64_t)f->model.info.n_blocks * f->model.info.page_size;
-    int r = weights_init(&f->weights, f->ops, f->backend, f->config.n_layers);
-
-    if (r)
-        return model_refuse(o->message, r, "%s: no memory", gguf_path(o->g));
-    r = loader_init(&l, o->g, &f->config, f->ops, f->backend, o->message);
-    if (r)
-        return r;
-    r = f->config.arch->load(&l, &f->weights);
-    if (!r)
-        r = loader_check_all_used(&l);
-    loader_fini(&l);
-    if (r)
-        return r;
-    /* No sequence is longer than the whole cache. */
-    if (n_positions > f->config.n_context)
-        n_positions = f->config.n_context;
-    r = weights_make_rope(&f->weights, &f->config, (uint32_t)n_positions);
-    return r ? model_refuse(o->message, r, "no memory for %" PRIu64 " positions", n_positions) : 0;
-}
-
-/* Whatever decides the bits of keys and values, so that nobody takes those of another model for
- * ours. */
-static int take_fingerprint(struct opening *o)
-{
-    struct forward *f = o->f;
+    const struct forward *f = o->f;
     const struct config *c = &f->config;
     const struct {
         double rope_base, rope_factor;
@@ -225,28 +200,54 @@ static int take_fingerprint(struct opening *o)
         .rope_kind = c->arch->rope,
         .norm_eps = c->norm_eps,
     };
-    XXH3_state_t *state = XXH3_createState();
+
+    XXH3_128bits_reset(digest);
+    XXH3_128bits_update(digest, &facts, sizeof facts);
+    XXH3_128bits_update(digest, f->ops->name, strlen(f->ops->name) + 1);
+    XXH3_128bits_update(digest, c->arch->name, strlen(c->arch->name) + 1);
+}
+
+static int read_weights(struct opening *o, XXH3_state_t *digest)
+{
+    struct forward *f = o->f;
+    const struct loader_how how = {.without_uring = o->config->without_uring,
+                                   .progress = o->config->progress,
+                                   .progress_ctx = o->config->progress_ctx};
+    struct loader l;
+    int r = loader_init(&l, o->g, &f->config, f->ops, f->backend, o->message);
+
+    if (r)
+        return r;
+    r = f->config.arch->load(&l, &f->weights);
+    if (!r)
+        r = loader_read(&l, &how, digest);
+    loader_fini(&l);
+    return r;
+}
+
+static int load_weights(struct opening *o)
+{
+    struct forward *f = o->f;
+    uint64_t n_positions = (uint64_t)f->model.info.n_blocks * f->model.info.page_size;
+    int r = weights_init(&f->weights, f->ops, f->backend, f->config.n_layers);
+    XXH3_state_t *digest = r ? NULL : XXH3_createState();
     XXH128_hash_t hash;
 
-    if (!state)
+    if (!digest)
         return model_refuse(o->message, -ENOMEM, "%s: no memory", gguf_path(o->g));
-    XXH3_128bits_reset(state);
-    XXH3_128bits_update(state, &facts, sizeof facts);
-    XXH3_128bits_update(state, f->ops->name, strlen(f->ops->name) + 1);
-    XXH3_128bits_update(state, c->arch->name, strlen(c->arch->name) + 1);
-    for (uint32_t i = 0; i < gguf_n_tensors(o->g); i++) {
-        const struct gguf_tensor *t = gguf_tensor_at(o->g, i);
-
-        XXH3_128bits_update(state, t->name, strlen(t->name) + 1);
-        XXH3_128bits_update(state, &t->dtype, sizeof t->dtype);
-        XXH3_128bits_update(state, t->dims, sizeof t->dims);
-        XXH3_128bits_update(state, t->data, t->bytes);
-    }
-    hash = XXH3_128bits_digest(state);
-    XXH3_freeState(state);
+    begin_digest(o, digest);
+    r = read_weights(o, digest);
+    hash = XXH3_128bits_digest(digest);
+    XXH3_freeState(digest);
+    if (r)
+        return r;
     f->model.info.fingerprint[0] = hash.low64;
     f->model.info.fingerprint[1] = hash.high64;
-    return 0;
+    /* No sequence is longer than the whole cache. */
+    if (n_positions > f->config.n_context)
+        n_positions = f->config.n_context;
+    r = weights_make_rope(&f->weights, &f->config, (uint32_t)n_positions);
+    return r ? model_refuse(o->message, r, "no memory for %" PRIu64 " positions", n_positions) : 0;
 }
 
 static int make_rows(struct opening *o, struct tensor *t, uint32_t n_rows, uint32_t n_cols)
@@ -352,8 +353,6 @@ static int open_parts(struct opening *o)
             o->message, r, "cache of %" PRIu32 " blocks of %" PRIu32 " tokens (%s): %s: %s",
             shape.n_pages, shape.page_size, dtype_name(shape.dtype), why, strerror(-r));
     r = load_weights(o);
-    if (!r)
-        r = take_fingerprint(o);
     if (!r)
         r = make_scratch(o);
     if (r)

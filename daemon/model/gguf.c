@@ -2,9 +2,10 @@
  *
  * A cursor that cannot leave the file does all reading; a count is believed only if that many of
  * the smallest possible things could still follow, so no claim in the file costs more time or
- * memory than the file's own size. Names are copied: they are compared and sorted later, while the
- * file could change. Values stay in the map, and every look-up reads them within the bounds
- * recorded here. */
+ * memory than the file's own size, nor more than GGUF_HEAD_MAX. The file is read, never mapped, for
+ * a mapped file that shrinks kills its reader. The head goes into address space reserved for the
+ * longest there can be, as far as the cursor gets, so that what was handed out stays where it is;
+ * it is read once, so what was checked is what look-ups see. */
 #include "daemon/model/gguf.h"
 
 #include <assert.h>
@@ -26,6 +27,7 @@
 #define TENSOR_BYTES_MIN  32u /* length of the name, dimensions, one of them, type, offset */
 #define ALIGNMENT_DEFAULT 32u
 #define ALIGNMENT_MAX     65536u
+#define HEAD_STEP         (256u << 10) /* bytes of the head that are read at once */
 
 static const struct {
     const char *name;
@@ -45,6 +47,35 @@ const char *gguf_type_name(enum gguf_type t)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
+/* Makes bytes [0, end) of the file readable, which has as many. */
+static int read_head(struct gguf *g, uint64_t end, char *message)
+{
+    if (end > g->head_bytes)
+        return model_refuse(message, -ENOTSUP,
+                            "%s: keys and descriptions of tensors go on beyond byte %zu, which is "
+                            "as far as is supported",
+                            g->path, g->head_bytes);
+    end = (end + HEAD_STEP - 1) / HEAD_STEP * HEAD_STEP;
+    if (end > g->head_bytes)
+        end = g->head_bytes;
+    while (g->n_read < end) {
+        ssize_t n = pread(g->fd, g->head + g->n_read, end - g->n_read, (off_t)g->n_read);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return model_refuse(message, -errno, "%s: cannot read at byte %zu: %s", g->path,
+                                g->n_read, strerror(errno));
+        if (n == 0)
+            return model_refuse(message, -EINVAL,
+                                "%s: the file had %zu bytes when it was opened and ends at byte "
+                                "%zu now: " GGUF_DAMAGED,
+                                g->path, g->bytes, g->n_read);
+        g->n_read += (size_t)n;
+    }
+    return 0;
+}
+
 /* The next n bytes, or NULL with the message. */
 const uint8_t *cursor_take(struct cursor *c, uint64_t n, const char *part)
 {
@@ -63,6 +94,8 @@ const uint8_t *cursor_take(struct cursor *c, uint64_t n, const char *part)
                          c->g->path, c->what, c->idx, part, c->at, n, cursor_left(c));
         return NULL;
     }
+    if (c->at + n > c->g->n_read && read_head(c->g, c->at + n, c->message))
+        return NULL;
     c->at += n;
     return p;
 }
@@ -173,8 +206,8 @@ static int take_array(struct cursor *c, struct gguf_array *a)
     if (a->type == GGUF_STRING)
         for (uint64_t i = 0; i < a->n && !r; i++)
             r = take_string(c, &s, "array element");
-    else
-        c->at += a->n * element_bytes;
+    else if (!cursor_take(c, a->n * element_bytes, "elements"))
+        r = -EINVAL;
     a->bytes = (size_t)(c->at - a->file_off);
     return r;
 }
@@ -233,9 +266,15 @@ static int index_entries(struct gguf *g, char *message)
 
 static int check_header(struct cursor *c, uint64_t *n_tensors, uint64_t *n_keys)
 {
-    const struct gguf *g = c->g;
+    struct gguf *g = c->g;
     uint32_t version;
 
+    if (g->n_read < HEADER_BYTES && g->n_read < g->bytes) {
+        int r = read_head(g, g->bytes < HEADER_BYTES ? g->bytes : HEADER_BYTES, c->message);
+
+        if (r)
+            return r;
+    }
     if (g->bytes < 4 || memcmp(g->data, "GGUF", 4) != 0)
         return model_refuse(c->message, -EINVAL,
                             "%s: not a GGUF file: its %zu bytes do not begin with 'GGUF'; name a "
@@ -324,8 +363,10 @@ static int gguf_new(struct gguf **ggufp, const char *path, char *message)
 {
     struct gguf *g = calloc(1, sizeof *g);
 
-    if (g)
+    if (g) {
+        g->fd = -1;
         g->path = strdup(path);
+    }
     if (!g || !g->path) {
         gguf_free(g);
         return model_refuse(message, -ENOMEM, "%s: no memory", path);
@@ -334,11 +375,13 @@ static int gguf_new(struct gguf **ggufp, const char *path, char *message)
     return 0;
 }
 
-static int map_file(struct gguf *g, int fd, char *message)
+/* Sees that fd is a file that can be a model, and keeps it. */
+static int take_file(struct gguf *g, int fd, char *message)
 {
     struct stat st;
-    void *map;
+    void *head;
 
+    g->fd = fd;
     if (fstat(fd, &st) < 0)
         return model_refuse(message, -errno, "%s: %s", g->path, strerror(errno));
     if (S_ISDIR(st.st_mode))
@@ -348,15 +391,16 @@ static int map_file(struct gguf *g, int fd, char *message)
         return model_refuse(message, -EINVAL, "%s: not a regular file; name a .gguf model file",
                             g->path);
     g->bytes = (size_t)st.st_size;
-    if (g->bytes == 0) /* which cannot be mapped */
+    if (g->bytes == 0)
         return model_refuse(message, -EINVAL,
                             "%s: not a GGUF file: it is empty; name a .gguf model file", g->path);
-    map = mmap(NULL, g->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (map == MAP_FAILED)
-        return model_refuse(message, -errno, "%s: cannot map %zu bytes: %s", g->path, g->bytes,
-                            strerror(errno));
-    g->map = map;
-    g->data = map;
+    g->head_bytes = g->bytes < GGUF_HEAD_MAX ? g->bytes : GGUF_HEAD_MAX;
+    head = mmap(NULL, g->head_bytes, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (head == MAP_FAILED)
+        return model_refuse(message, -errno, "%s: no memory for its head of up to %zu bytes",
+                            g->path, g->head_bytes);
+    g->data = g->head = head;
     return 0;
 }
 
@@ -375,8 +419,7 @@ int gguf_open(struct gguf **ggufp, const char *path, char *message)
         close(fd);
         return r;
     }
-    r = map_file(g, fd, message);
-    close(fd);
+    r = take_file(g, fd, message);
     if (!r)
         r = parse(g, message);
     if (r) {
@@ -397,7 +440,7 @@ int gguf_parse(struct gguf **ggufp, const void *data, size_t bytes, const char *
     if (r)
         return r;
     g->data = data;
-    g->bytes = bytes;
+    g->bytes = g->n_read = bytes;
     r = parse(g, message);
     if (r) {
         gguf_free(g);
@@ -411,8 +454,10 @@ struct gguf *gguf_free(struct gguf *g)
 {
     if (!g)
         return NULL;
-    if (g->map)
-        munmap(g->map, g->bytes);
+    if (g->head)
+        munmap(g->head, g->head_bytes);
+    if (g->fd >= 0)
+        close(g->fd);
     free(g->tensors_by_name);
     free(g->tensors);
     free(g->entries_by_name);
@@ -425,4 +470,14 @@ struct gguf *gguf_free(struct gguf *g)
 const char *gguf_path(const struct gguf *g)
 {
     return g->path;
+}
+
+int gguf_fd(const struct gguf *g)
+{
+    return g->fd;
+}
+
+size_t gguf_bytes(const struct gguf *g)
+{
+    return g->bytes;
 }

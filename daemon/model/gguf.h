@@ -1,11 +1,11 @@
 /* daemon/model/gguf.h - reads a GGUF file, version 2 or 3, whose every byte may be hostile.
  *
  * All lengths, counts, types and offsets are checked once, when the file is opened; memory is
- * bounded by GGUF_KEYS_MAX and GGUF_TENSORS_MAX, whatever the file claims. What the look-ups hand
- * out points into the mapped file and lives as long as the struct gguf. Someone who writes to the
- * file meanwhile can change values, never make a look-up leave the map; someone who shortens it
- * kills the reader (SIGBUS), so the loader copies what it needs and closes the file before the
- * daemon serves.
+ * bounded by GGUF_HEAD_MAX, GGUF_KEYS_MAX and GGUF_TENSORS_MAX, whatever the file claims. What the
+ * look-ups hand out points into a copy of the file's head and lives as long as the struct gguf:
+ * nobody changes it by writing to the file. The data of the tensors are not read here: a
+ * gguf_tensor says where in the file they lie, and lay inside it when it was opened; whoever reads
+ * them (loader.h) sees whether they still do.
  *
  * The order of keys does not matter. A key or tensor that occurs twice is refused. Any thread, not
  * two at a time during open. Messages (MODEL_MESSAGE_MAX bytes) name the key or tensor and the
@@ -21,7 +21,8 @@
 
 #define GGUF_KEYS_MAX    65536u
 #define GGUF_TENSORS_MAX 65536u
-#define GGUF_NAME_MAX    255u /* bytes of the name of a key or tensor */
+#define GGUF_NAME_MAX    255u        /* bytes of the name of a key or tensor                   */
+#define GGUF_HEAD_MAX    (64u << 20) /* bytes of a file before the data; 262144 tokens take 20 */
 
 /* The file's own numbers. */
 enum gguf_type {
@@ -62,12 +63,11 @@ struct gguf_tensor {
     enum dtype dtype;
     uint32_t n_dims;  /* 1 to 4                                                         */
     uint64_t dims[4]; /* dims[0] is contiguous (columns), dims[1] rows; those past n_dims are 1 */
-    const void *data; /* aligned to 8                                                   */
     size_t bytes;
-    uint64_t file_off; /* of data                                                        */
+    uint64_t file_off; /* of the data                                                    */
 };
 
-/* Maps the regular file at path. 0 or a negative errno with message; on 0 *ggufp is the
+/* Opens the regular file at path and reads its head. 0 or a negative errno with message; on 0 *ggufp is the
  * caller's. */
 int gguf_open(struct gguf **ggufp, const char *path, char *message);
 /* The same over bytes that stay the caller's and must outlive *ggufp; data is aligned to 8; `name`
@@ -107,8 +107,11 @@ uint32_t gguf_n_tensors(const struct gguf *g);
 const struct gguf_tensor *gguf_tensor_at(const struct gguf *g, uint32_t i);
 const struct gguf_tensor *gguf_tensor(const struct gguf *g, const char *name);
 
-/* The path, for messages. */
+/* The path, for messages; the open file, which stays gguf's, -1 after gguf_parse; its bytes when it
+ * was opened. */
 const char *gguf_path(const struct gguf *g);
+int gguf_fd(const struct gguf *g);
+size_t gguf_bytes(const struct gguf *g);
 const char *gguf_type_name(enum gguf_type t);
 
 #endif

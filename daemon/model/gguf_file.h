@@ -20,9 +20,12 @@ struct entry {
 
 struct gguf {
     char *path;
-    const uint8_t *data;
-    size_t bytes;
-    void *map; /* NULL: the bytes are the caller's */
+    int fd;              /* -1: the bytes are the caller's                                    */
+    const uint8_t *data; /* the head: [n_read] of the file's bytes                            */
+    size_t bytes;        /* of the file                                                       */
+    size_t n_read;
+    uint8_t *head; /* [head_bytes] what data points to, if the bytes are not the caller's */
+    size_t head_bytes;
     struct entry *entries;
     const struct entry **entries_by_name;
     uint32_t n_entries;
@@ -33,7 +36,7 @@ struct gguf {
 
 /* What is being read, for messages: "key" or "tensor", its name once known, else its number. */
 struct cursor {
-    const struct gguf *g;
+    struct gguf *g;
     uint64_t at;
     char *message;
     const char *what;

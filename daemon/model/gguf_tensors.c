@@ -152,7 +152,6 @@ int gguf_place_tensors(struct gguf *g, uint64_t data_off, uint32_t alignment, ch
                                 ", go past the end of the file at byte %zu: " GGUF_DAMAGED,
                                 g->path, t->name, t->bytes, offset, data_off, g->bytes);
         t->file_off = data_off + offset;
-        t->data = g->data + t->file_off;
         sorted[i] = t;
     }
     qsort(sorted, g->n_tensors, sizeof sorted[0], compare_offsets);

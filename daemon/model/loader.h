@@ -1,14 +1,17 @@
 /* daemon/model/loader.h - moves tensors from a file to a backend: by name, with the shape they must
  * have.
  *
- * Every refusal names the tensor and its place in the file. What is loaded is copied or repacked,
- * so the file can be closed afterwards. A tensor that nobody asked for is refused in the end: a
- * model that leaves one out (a bias, say) would run and answer nonsense. */
+ * First a family says what it wants of the file and where it shall go; then loader_read reads all of
+ * it, front to back. Nothing is filled before. Every refusal names the tensor and its place in the
+ * file. What is loaded is copied or repacked, so the file can be closed afterwards. A tensor that
+ * nobody asked for is refused: a model that leaves one out (a bias, say) would run and answer
+ * nonsense. */
 #ifndef CB_DAEMON_MODEL_LOADER_H
 #define CB_DAEMON_MODEL_LOADER_H
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <xxhash.h>
 
 #include "daemon/model/config.h"
 #include "daemon/model/gguf.h"
@@ -16,13 +19,25 @@
 
 #define LOADER_NO_LAYER 0xffffffffu
 
+struct loader_target;
+struct loader_buffer;
+
+struct loader_how {
+    bool without_uring;
+    /* Called after each piece, of which there are many; may be NULL. */
+    void (*progress)(void *progress_ctx, uint64_t done_bytes, uint64_t total_bytes);
+    void *progress_ctx;
+};
+
 struct loader {
     const struct gguf *g;
     const struct config *config;
     const struct backend_ops *ops;
     struct backend *backend;
     char *message;
-    bool *used; /* [gguf_n_tensors] */
+    struct loader_target *targets; /* [gguf_n_tensors] where each tensor goes  */
+    struct loader_buffer *buffers; /* [gguf_n_tensors] vectors in the backend's memory */
+    uint32_t n_buffers;
 };
 
 /* One part of a weight: the tensor "NAME.weight", in layer i "blk.i.NAME.weight". */
@@ -38,20 +53,24 @@ void loader_fini(struct loader *l);
 
 bool loader_has(const struct loader *l, uint32_t layer, const char *name, const char *suffix);
 
-/* Packs 1 to 3 parts of n_cols columns into one weight. 0 or a negative errno with message. */
+/* Makes one weight of 1 to 3 parts of n_cols columns. 0 or a negative errno with message. */
 int loader_weight(struct loader *l, struct weight **weightp, enum weight_use use, uint32_t layer,
                   const struct loader_part *parts, uint32_t n_parts, uint32_t n_cols);
 
 /* A vector "NAME.SUFFIX" of F32, F16 or BF16, as f32 in memory of the backend; parts lie one after
- * the other. */
+ * the other. *vectorp is written by loader_read. */
 int loader_vector(struct loader *l, float **vectorp, uint32_t layer,
                   const struct loader_part *parts, uint32_t n_parts, const char *suffix);
 
-/* The same into n floats of the caller's. */
+/* The same into n floats of the caller's, each of which must be at least `least` and at most
+ * `most`. */
 int loader_host_vector(struct loader *l, float *values, uint32_t layer, const char *name,
-                       const char *suffix, uint32_t n);
+                       const char *suffix, uint32_t n, float least, float most);
 
-/* After the last: 0, or -ENOTSUP with message if the file has more. */
-int loader_check_all_used(struct loader *l);
+/* Reads what was asked for, and adds it to the digest on the way: name, type, shape and bytes of
+ * each tensor, by their places in the file. The bytes digested are those loaded, whoever writes to
+ * the file meanwhile. 0; -ENOTSUP if the file has tensors that nobody asked for; or another negative
+ * errno, all with message. Once only. */
+int loader_read(struct loader *l, const struct loader_how *how, XXH3_state_t *digest);
 
 #endif

@@ -26,7 +26,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (gguf_parse(&g, copy, size, "FILE", message) == 0) {
         for (uint32_t i = 0; i < gguf_n_tensors(g); i++) {
             const struct gguf_tensor *t = gguf_tensor_at(g, i);
-            const uint8_t *bytes = t->data;
+            const uint8_t *bytes = (const uint8_t *)copy + t->file_off;
 
             for (size_t j = 0; j < t->bytes; j++)
                 sum += bytes[j];

@@ -12,6 +12,7 @@
 #include "daemon/model/gguf.h"
 #include "daemon/model/model.h"
 #include "tests/util/gguf_write.h"
+#include "tests/util/memory_file.h"
 
 /* ---- files made byte by byte ----------------------------------------------------------------- */
 
@@ -191,7 +192,7 @@ Test(gguf, gives_back_every_type)
         cr_assert(t->dtype == DTYPE_Q4_1 && t->n_dims == 2 && t->dims[0] == 32 && t->dims[1] == 4 &&
                   t->dims[2] == 1 && t->dims[3] == 1 && t->bytes == 80);
         t = gguf_tensor(g, "t.one");
-        memcpy(&value, (const char *)t->data + 63 * 4, 4);
+        memcpy(&value, (const char *)file + t->file_off + 63 * 4, 4);
         cr_assert_float_eq(value, 63, 0);
         cr_assert_null(gguf_tensor(g, "t.three"));
         gguf_free(g);
@@ -514,4 +515,20 @@ Test(gguf, what_is_no_file)
     gguf_out_free(o);
     unlink(path);
     rmdir(folder);
+}
+
+/* The head is held in memory: it ends somewhere, whatever the file claims. */
+Test(gguf, a_head_longer_than_any)
+{
+    char path[MEMORY_FILE_PATH_MAX];
+    struct raw f = head(3, 0, 1);
+    int fd;
+
+    put_key(&f, "a", GGUF_ARRAY);
+    put_u32(&f, GGUF_U8);
+    put_u64(&f, GGUF_HEAD_MAX);
+    fd = memory_file(f.data, f.n, path);
+    cr_assert_eq(ftruncate(fd, 2 * (off_t)GGUF_HEAD_MAX), 0);
+    expect_path(path, -EINVAL, "go on beyond byte 67108864, which is as far as is supported");
+    close(fd);
 }

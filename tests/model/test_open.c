@@ -1,6 +1,8 @@
 /* Whole model files that must not open, each with the sentence that says why; and one that does. */
 #include <criterion/criterion.h>
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -189,4 +191,126 @@ Test(open, settings_that_do_not_fit)
     close(fd);
     config = config_of("/nonexistent/model.gguf");
     refuse_config(&config, -ENOENT, "/nonexistent/model.gguf: cannot open the model file: No such");
+}
+
+/* ---- a file that changes while it is loaded -------------------------------------------------- */
+
+struct cutter {
+    int fd;
+    uint64_t at, done_bytes; /* when so much is done, cut to that many bytes */
+    uint64_t last_done, total;
+    uint32_t n_calls;
+};
+
+static void cut(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+{
+    struct cutter *c = ctx;
+
+    cr_expect(done_bytes > c->last_done && done_bytes <= total_bytes);
+    if (c->last_done < c->done_bytes && done_bytes >= c->done_bytes)
+        cr_assert_eq(ftruncate(c->fd, (off_t)c->at), 0);
+    c->last_done = done_bytes;
+    c->total = total_bytes;
+    c->n_calls++;
+}
+
+/* 19 MiB, so that much of it is not yet read when the first pieces are. */
+static struct gguf_out *large(void)
+{
+    struct tiny t = tiny_default();
+
+    t.n_embd = 256;
+    t.n_ff = 3072;
+    t.head_dim = 64;
+    return tiny_new(&t);
+}
+
+Test(open, a_file_that_shrinks_while_it_is_loaded)
+{
+    char path[MEMORY_FILE_PATH_MAX], part[128];
+
+    for (int without_uring = 0; without_uring < 2; without_uring++) {
+        int fd = memory_file_gguf(large(), path);
+        struct model_config config = config_of(path);
+        off_t bytes = lseek(fd, 0, SEEK_END);
+        struct cutter c = {.fd = fd, .at = 14 << 20, .done_bytes = 1 << 20};
+
+        config.without_uring = without_uring;
+        config.progress = cut;
+        config.progress_ctx = &c;
+        snprintf(part, sizeof part,
+                 ": the file had %ld bytes when it was opened, and no more than %d when they",
+                 bytes, 14 << 20);
+        refuse_config(&config, -EINVAL, part);
+        close(fd);
+    }
+}
+
+/* What was in the file's place before the cut is loaded; nothing is read twice. */
+Test(open, a_file_that_shrinks_behind_the_reader)
+{
+    char path[MEMORY_FILE_PATH_MAX], message[MODEL_MESSAGE_MAX];
+    int fd = memory_file_gguf(large(), path);
+    struct model_config config = config_of(path);
+    struct cutter c = {.fd = fd, .at = 0, .done_bytes = UINT64_MAX};
+    struct model *m;
+    uint64_t whole[2];
+
+    config.progress = cut;
+    config.progress_ctx = &c;
+    cr_assert_eq(model_open(&m, &config, message), 0, "%s", message);
+    memcpy(whole, model_info(m)->fingerprint, sizeof whole);
+    model_free(m);
+    cr_expect(c.last_done == c.total && c.total > 18 << 20 && c.n_calls > 19);
+    c = (struct cutter){.fd = fd, .at = 0, .done_bytes = c.total};
+    cr_assert_eq(model_open(&m, &config, message), 0, "%s", message);
+    cr_expect(memcmp(whole, model_info(m)->fingerprint, sizeof whole) == 0);
+    cr_expect_eq(lseek(fd, 0, SEEK_END), 0);
+    model_free(m);
+    close(fd);
+}
+
+struct trembler {
+    int fd;
+    size_t least, most; /* bytes; the head is within the least */
+    _Atomic bool stop;
+};
+
+/* Cuts the file anywhere behind its head and makes it as long again, for ever. */
+static void *tremble(void *arg)
+{
+    struct trembler *t = arg;
+    size_t range = t->most - t->least;
+
+    for (size_t i = 0; !atomic_load(&t->stop); i++) {
+        cr_assert_eq(ftruncate(t->fd, (off_t)(t->least + i * 1000003 % range)), 0);
+        cr_assert_eq(ftruncate(t->fd, (off_t)t->most), 0);
+        usleep(200); /* so that it is mostly found whole when it is opened */
+    }
+    return NULL;
+}
+
+/* Any answer will do, and no signal. */
+Test(open, a_file_that_shrinks_at_any_moment)
+{
+    char path[MEMORY_FILE_PATH_MAX], message[MODEL_MESSAGE_MAX];
+    struct trembler other = {.fd = memory_file_gguf(large(), path), .least = 1 << 20};
+    pthread_t thread;
+
+    other.most = (size_t)lseek(other.fd, 0, SEEK_END);
+    cr_assert_eq(pthread_create(&thread, NULL, tremble, &other), 0);
+    for (int i = 0; i < 30; i++) {
+        struct model_config config = config_of(path);
+        struct model *m = NULL;
+        int r;
+
+        config.without_uring = i % 2;
+        message[0] = '\0';
+        r = model_open(&m, &config, message);
+        cr_expect(r == 0 || message[0], "%d without a word", r);
+        model_free(r ? NULL : m);
+    }
+    atomic_store(&other.stop, true);
+    pthread_join(thread, NULL);
+    close(other.fd);
 }

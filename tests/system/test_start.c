@@ -113,6 +113,43 @@ Test(start, bad_models)
     system_fini(&s);
 }
 
+/* The most memory the daemon ever had, in bytes. */
+static uint64_t peak_bytes(const struct system *s)
+{
+    char path[64], line[256];
+    unsigned long long kib = 0;
+    snprintf(path, sizeof path, "/proc/%d/status", s->pid);
+    FILE *f = fopen(path, "re");
+    cr_assert_not_null(f);
+    while (!kib && fgets(line, sizeof line, f))
+        sscanf(line, "VmHWM: %llu kB", &kib);
+    fclose(f);
+    cr_assert(kib > 0);
+    return kib << 10;
+}
+
+/* Loading takes no more memory than serving: weights, cache and a little. The packed weights are no
+ * larger than the file. */
+Test(start, memory_of_a_load)
+{
+    struct system s;
+    struct stat st;
+    const char *model = default_model();
+    if (!model || IS_SANITIZED) /* which has memory of its own */
+        return;
+    cr_assert_eq(stat(model, &st), 0);
+    for (int i = 0; i < 2; i++) {
+        system_init(&s);
+        system_start(&s, SETTINGS("--model", model, "--num_blocks", "4", "--page_size", "16",
+                                  "--loop", i ? "epoll" : "uring"));
+        /* 30 layers of 3 heads of 64 columns, keys and values in 2 bytes, 64 tokens */
+        uint64_t cache = 30 * 3 * 64 * 2 * 2 * 64;
+        cr_expect_leq(peak_bytes(&s), (uint64_t)st.st_size + cache + (64 << 20), "%lu KiB",
+                      peak_bytes(&s) >> 10);
+        system_fini(&s);
+    }
+}
+
 Test(start, twice_or_where_it_may_not)
 {
     struct system s, again;

@@ -162,7 +162,8 @@ static uint32_t prefill_budget(const struct scheduler *s, uint32_t n_decoding)
     if (all >= UINT32_MAX)
         return UINT32_MAX;
     /* Decoding and prefill together fill whole tiles of the kernels. */
-    uint32_t n = (uint32_t)all / STEP_TOKENS_MULTIPLE * STEP_TOKENS_MULTIPLE;
+    uint32_t n =
+        ((uint32_t)all + STEP_TOKENS_MULTIPLE / 2) / STEP_TOKENS_MULTIPLE * STEP_TOKENS_MULTIPLE;
     return n >= n_decoding + PREFILL_TOKENS_MIN ? n - n_decoding : PREFILL_TOKENS_MIN;
 }
 

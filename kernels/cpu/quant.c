@@ -2,7 +2,10 @@
  * for all parts of the weight, unless whoever made them has done it already (quant_next). */
 #include "kernels/cpu/quant.h"
 
+#include <stdalign.h>
 #include <string.h>
+
+#include "kernels/cpu/rmsnorm.h"
 
 #include "kernels/cpu/vec.h"
 
@@ -16,13 +19,29 @@ static void quant_row(uint8_t *tile, uint32_t t, uint32_t n_tokens, const float 
         quant_put(tile + (size_t)g * n_tokens * ACT_GROUP_BYTES, t, n_tokens, x + g * GROUP_COLS);
 }
 
+/* The same for a row that is normed first; it need not be kept. */
+static void quant_normed_row(uint8_t *tile, uint32_t t, uint32_t n_tokens, const float *x,
+                             const float *w, float scale, uint32_t n_groups)
+{
+    alignas(64) float y[GROUP_COLS];
+
+    for (uint32_t g = 0; g < n_groups; g++) {
+        for (uint32_t k = 0; k < GROUP_COLS; k += 16) {
+            v16 a = v_mul(v_load(x + g * GROUP_COLS + k), v_set1(scale));
+
+            v_store(y + k, v_mul(a, v_load(w + g * GROUP_COLS + k)));
+        }
+        quant_put(tile + (size_t)g * n_tokens * ACT_GROUP_BYTES, t, n_tokens, y);
+    }
+}
+
 struct quant_job {
     struct cpu_stream *s;
     const struct act_args *args;
-    bool quantise;
+    bool quantise, keep; /* keep: rows are wanted in f32 as well */
 };
 
-/* Items are tiles. A normed row goes to the stream's f32 rows, from where it is quantised. */
+/* Items are tiles. */
 static void quant_tiles(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct quant_job *job = arg;
@@ -35,21 +54,25 @@ static void quant_tiles(void *arg, uint32_t worker, uint32_t begin, uint32_t end
         uint32_t n = args->n_tokens - first < TILE_TOKENS ? args->n_tokens - first : TILE_TOKENS;
         uint8_t *tile = job->s->q + (size_t)first * n_groups * ACT_GROUP_BYTES;
 
+        const float *x[TILE_TOKENS];
+        float scale[TILE_TOKENS];
+
+        for (uint32_t t = 0; t < n; t++)
+            x[t] = tensor_row(args->x, args->rows ? args->rows[first + t] : first + t);
+        /* On their own: a row's sum is a chain of latencies, and rows run side by side. */
+        for (uint32_t t = 0; t < n && args->norm_w; t++)
+            scale[t] = rmsnorm_scale(x[t], args->n_cols, args->norm_eps);
         for (uint32_t t = 0; t < n; t++) {
-            uint32_t row = args->rows ? args->rows[first + t] : first + t;
-            const float *x = tensor_row(args->x, row);
+            float *y = job->s->x + (size_t)(first + t) * job->s->x_stride;
 
-            if (args->norm_w || args->rows) {
-                float *y = job->s->x + (size_t)(first + t) * job->s->x_stride;
-
-                if (args->norm_w)
-                    LEVEL(rmsnorm_row)(y, x, args->norm_w, args->n_cols, args->norm_eps);
-                else
-                    memcpy(y, x, args->n_cols * sizeof *y);
-                x = y;
-            }
-            if (job->quantise)
-                quant_row(tile, t, n, x, n_groups);
+            if (job->keep && args->norm_w)
+                LEVEL(rmsnorm_row)(y, x[t], args->norm_w, args->n_cols, args->norm_eps);
+            else if (job->keep && args->rows)
+                memcpy(y, x[t], args->n_cols * sizeof *y);
+            if (job->quantise && args->norm_w)
+                quant_normed_row(tile, t, n, x[t], args->norm_w, scale[t], n_groups);
+            else if (job->quantise)
+                quant_row(tile, t, n, x[t], n_groups);
         }
     }
 }
@@ -57,7 +80,8 @@ static void quant_tiles(void *arg, uint32_t worker, uint32_t begin, uint32_t end
 void LEVEL(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
                   const struct act_args *args)
 {
-    struct quant_job job = {.s = s, .args = args, .quantise = w->has_quantised};
+    struct quant_job job = {
+        .s = s, .args = args, .quantise = w->has_quantised, .keep = w->has_plain};
     const struct cpu_next next = s->next;
     uint32_t n_tiles = (args->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
     bool moved = args->norm_w || args->rows;

@@ -1,21 +1,12 @@
-/* RMS norm: the sum of squares in 16 lanes (k mod 16) and the tree, a real square root and
- * division. Rows are independent; a worker takes whole rows. */
+/* RMS norm. Rows are independent; a worker takes whole rows. */
+#include "kernels/cpu/rmsnorm.h"
+
 #include "kernels/cpu/level.h"
-
-#include <math.h>
-
-#include "kernels/cpu/vec.h"
 
 void LEVEL(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float eps)
 {
-    v16 sum = v_zero(), scale;
+    v16 scale = v_set1(rmsnorm_scale(x, n, eps));
 
-    for (uint32_t k = 0; k < n; k += 16) {
-        v16 a = v_load_n(x + k, n - k);
-
-        sum = v_fma(a, a, sum);
-    }
-    scale = v_set1(1.0f / sqrtf(v_tree(sum) / (float)n + eps));
     for (uint32_t k = 0; k < n; k += 16) {
         v16 a = v_mul(v_load_n(x + k, n - k), scale);
 

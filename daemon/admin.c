@@ -7,7 +7,6 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
-#include "daemon/daemon.h"
 #include "daemon/model/model.h"
 #include "shm/status.h"
 

@@ -1,5 +1,8 @@
 /* daemon/admin.h - what operators ask: a command and its argument to JSON and a status.
  *
+ * On top of the daemon, whose parts it reads and whose verbs it calls; nothing below knows it. Main
+ * hands admin_command to the daemon, and the control socket calls it.
+ *
  *   status                 facts of this boot, state, every counter
  *   clients                lanes and connections; of other users only with authority
  *   requests               requests in the engine; likewise
@@ -11,12 +14,9 @@
 #ifndef CB_DAEMON_ADMIN_H
 #define CB_DAEMON_ADMIN_H
 
-#include "daemon/base/buf.h"
+#include "daemon/daemon.h"
 
-struct client;
-struct daemon;
-
-/* Answers one command; the reply is a JSON object, with "error" in it if the enum cb_status that is
+/* A control_command; the reply is a JSON object, with "error" in it if the enum cb_status that is
  * returned is not CB_OK. */
 int admin_command(struct daemon *d, const struct client *who, const char *command,
                   const char *argument, struct buf *reply);

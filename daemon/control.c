@@ -11,7 +11,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "daemon/admin.h"
 #include "daemon/base/log.h"
 #include "daemon/replies.h"
 #include "shm/doorbell.h"
@@ -243,7 +242,7 @@ static void handle_admin(struct control *c, struct client *cl, const struct cb_a
         replies_send_status(c->replies, cl, CB_BUSY);
         return;
     }
-    reply->status = admin_command(c->config.daemon, cl, command, argument, &reply->text);
+    reply->status = c->config.command(c->config.daemon, cl, command, argument, &reply->text);
     if (cl->state == CLIENT_ADMIN)
         replies_send(c->replies, cl);
 }

@@ -5,22 +5,28 @@
  * READY too early or sends a command on a lane offends; so does any record that makes no sense: two
  * offences close it, a descriptor does at once.
  *
- * Commands answer in JSON (daemon/admin.h), sent in pieces as the socket takes them; who finds no
- * buffer free is told CB_BUSY (daemon/replies.h). Loop thread only; nothing allocates after
- * control_new. */
+ * What a command means is decided above: control only knows whom to ask. Answers are JSON, sent in
+ * pieces as the socket takes them; who finds no buffer free is told CB_BUSY (daemon/replies.h). Loop
+ * thread only; nothing allocates after control_new. */
 #ifndef CB_DAEMON_CONTROL_H
 #define CB_DAEMON_CONTROL_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/base/buf.h"
 #include "daemon/clients.h"
 
 struct control;
-struct daemon; /* daemon/daemon.h: what commands act on */
+struct daemon; /* what commands act on: only handed on here */
+
+/* Answers one command of `who`: an enum cb_status, and the reply a JSON object. */
+typedef int (*control_command)(struct daemon *d, const struct client *who, const char *command,
+                               const char *argument, struct buf *reply);
 
 struct control_config {
-    struct daemon *daemon;
+    control_command command;
+    struct daemon *daemon; /* its first argument */
     struct clients *clients;
     struct loop *loop;
     struct log *log;

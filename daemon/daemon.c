@@ -141,6 +141,7 @@ static int make_parts(struct daemon *d)
     if (r)
         return r;
     const struct control_config control = {
+        .command = d->config.command,
         .daemon = d,
         .clients = d->clients,
         .loop = d->config.loop,

@@ -1,8 +1,8 @@
 /* daemon/daemon.h - the whole daemon on one loop: what main runs, and the simulation.
  *
- * Made of a loop, a model and the segments that every client gets; makes engine, clients, intake,
- * deliver and control, and turns them. One thread, one writer of all state. Nothing allocates after
- * daemon_new.
+ * Made of a loop, a model and the segments that every client gets, and told who answers operators;
+ * makes engine, clients, intake, deliver and control, and turns them. One thread, one writer of all
+ * state. Nothing allocates after daemon_new.
  *
  *   SERVING ──drain──▶ DRAINING ──nothing left, or drain_timeout──▶ STOPPED
  *       └────────────────stop─────────────────────────────────────────▲
@@ -34,6 +34,7 @@ struct daemon_config {
     uint64_t boot_id[2];
     uint64_t first_cursor;
     gid_t admin_group;
+    control_command command; /* answers operators (daemon/admin.h) */
 };
 
 enum daemon_state { DAEMON_SERVING, DAEMON_DRAINING, DAEMON_STOPPED };

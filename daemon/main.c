@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/admin.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
@@ -216,6 +217,7 @@ static int open_daemon(struct program *p)
         .status_bytes = p->status.map.bytes,
         .vocab_bytes = p->vocab.bytes,
         .admin_group = p->admin_group,
+        .command = admin_command,
     };
     if (getrandom(config.boot_id, sizeof config.boot_id, 0) != (ssize_t)sizeof config.boot_id)
         return fatal(p, "can't get random numbers for the boot id");

@@ -11,6 +11,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "daemon/admin.h"
 #include "daemon/loop_sim.h"
 #include "daemon/model/model.h"
 #include "daemon/model/vocabulary.h"
@@ -277,6 +278,7 @@ static int open_parts(struct sim *s)
         .boot_id = {s->seed, 1},
         .first_cursor = sim_draw(&s->random, 2) ? 0 : UINT64_MAX - sim_draw(&s->random, 100),
         .admin_group = (gid_t)-1,
+        .command = admin_command,
     };
     daemon_boot(&config, "sim", 0, &boot);
     cb_stats_init(config.stats, &boot);

@@ -1,6 +1,6 @@
-/* The quota of a uid is an entry of a table as large as that of the clients, found by walking the
- * ones in use: there are as many as users connected. An entry outlives its last connection only
- * while its uid is held off for broken lanes, and gives way when the table is full. */
+/* Whatever a uid uses is charged in the function that takes it and given back in the one that lets
+ * it go: clients_connect and client_release, clients_lane_open and clients_close,
+ * clients_request_taken and clients_request_over. The audit counts it all again. */
 #include "daemon/clients.h"
 
 #include <assert.h>
@@ -17,10 +17,6 @@
 #include "daemon/guard.h"
 #include "shm/doorbell.h"
 
-#define HANDSHAKE_NS 2000000000ull
-#define BACKOFF_NS   1000000000ull /* after a broken lane, times how many there were */
-#define BACKOFF_MOST 30u
-
 int clients_new(struct clients **clientsp, const struct clients_config *config)
 {
     struct clients *c = calloc(1, sizeof *c);
@@ -29,66 +25,17 @@ int clients_new(struct clients **clientsp, const struct clients_config *config)
     c->config = *config;
     c->n_clients = (uint32_t)config->settings->max_lanes + CLIENTS_SPARE;
     c->table = calloc(c->n_clients, sizeof *c->table);
-    c->quotas = calloc(c->n_clients, sizeof *c->quotas);
     list_init(&c->free);
-    list_init(&c->used_quotas);
-    list_init(&c->free_quotas);
-    if (!c->table || !c->quotas) {
+    if (!c->table || quotas_new(&c->quotas, c->n_clients, config->clock)) {
         clients_free(c);
         return -ENOMEM;
     }
     for (uint32_t i = 0; i < c->n_clients; i++) {
         c->table[i].clients = c;
         list_append(&c->free, &c->table[i].link);
-        list_append(&c->free_quotas, &c->quotas[i].link);
-        list_init(&c->quotas[i].live);
     }
     *clientsp = c;
     return 0;
-}
-
-/* ---- quotas ---------------------------------------------------------------------------------- */
-
-static bool quota_is_idle(const struct quota *q)
-{
-    return q->n_connections == 0 && q->n_requests == 0 && q->bytes == 0;
-}
-
-static void quota_release(struct clients *c, struct quota *q)
-{
-    list_remove(&q->link);
-    memset(q, 0, sizeof *q);
-    list_init(&q->live);
-    list_append(&c->free_quotas, &q->link);
-}
-
-static struct quota *quota_of(struct clients *c, uid_t uid)
-{
-    struct list *l, *after;
-    struct quota *idle = NULL;
-    list_for_each (l, after, &c->used_quotas) {
-        struct quota *q = list_entry(l, struct quota, link);
-        if (q->uid == uid)
-            return q;
-        if (quota_is_idle(q))
-            idle = q;
-    }
-    if (list_is_empty(&c->free_quotas) && idle)
-        quota_release(c, idle);
-    if (list_is_empty(&c->free_quotas))
-        return NULL;
-    struct quota *q = list_entry(c->free_quotas.next, struct quota, link);
-    list_remove(&q->link);
-    q->uid = uid;
-    q->deficit = 0;
-    list_append(&c->used_quotas, &q->link);
-    return q;
-}
-
-static void quota_settle(struct clients *c, struct quota *q)
-{
-    if (quota_is_idle(q) && clock_now(c->config.clock) >= q->backoff_until_ns)
-        quota_release(c, q);
 }
 
 /* ---- connections ----------------------------------------------------------------------------- */
@@ -130,11 +77,11 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
                      (c->config.admin_group != (gid_t)-1 &&
                       cb_lease_has_group(lease, fd, c->config.admin_group));
     uint32_t most = may_admin ? c->n_clients : c->n_clients - CLIENTS_RESERVED;
-    struct quota *q = c->n_connections < most ? quota_of(c, lease->uid) : NULL;
+    struct quota *q = c->n_connections < most ? quotas_of(c->quotas, lease->uid) : NULL;
     if (!q)
         return cb_over(CB_LIMIT_CONNECTIONS, most, detail);
-    if (q->n_half_open >= set->uid_half_open) {
-        quota_settle(c, q);
+    if (q->use.n_half_open >= set->uid_half_open) {
+        quotas_settle(c->quotas, q);
         return cb_over(CB_LIMIT_UID_HALF_OPEN, set->uid_half_open, detail);
     }
 
@@ -158,7 +105,7 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
         loop_unwatch(c->config.loop, &cl->sock);
         cl->state = CLIENT_FREE;
         list_append(&c->free, &cl->link);
-        quota_settle(c, q);
+        quotas_settle(c->quotas, q);
         return CB_SYSTEM;
     }
     cl->state = CLIENT_CONNECTED;
@@ -167,8 +114,8 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
     cl->lane_id = c->last_lane_id;
     cl->may_admin = may_admin;
     c->n_connections++;
-    q->n_connections++;
-    q->n_half_open++;
+    q->use.n_connections++;
+    q->use.n_half_open++;
     loop_timer_init(&cl->patience, patience_due);
     loop_timer_set(c->config.loop, &cl->patience, now + CLIENTS_PATIENCE_NS);
     *clientp = cl;
@@ -179,7 +126,7 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
 static void handshake_over(struct client *cl)
 {
     if (cl->state == CLIENT_CONNECTED || cl->state == CLIENT_WELCOMED)
-        cl->quota->n_half_open--;
+        cl->quota->use.n_half_open--;
     loop_timer_clear(&cl->patience);
 }
 
@@ -187,10 +134,10 @@ int clients_is_admin(struct clients *c, struct client *cl, uint32_t detail[2])
 {
     (void)c;
     assert(cl->state == CLIENT_CONNECTED);
-    if (cl->quota->n_admins >= CLIENTS_ADMINS_A_UID)
+    if (cl->quota->use.n_admins >= CLIENTS_ADMINS_A_UID)
         return cb_over(CB_LIMIT_UID_ADMINS, CLIENTS_ADMINS_A_UID, detail);
     handshake_over(cl);
-    cl->quota->n_admins++;
+    cl->quota->use.n_admins++;
     cl->state = CLIENT_ADMIN;
     return 0;
 }
@@ -213,9 +160,9 @@ static int lane_allowed(const struct clients *c, const struct client *cl,
     const struct settings *set = c->config.settings;
     const struct quota *q = cl->quota;
     uint64_t pool_max = set->lane_pool_tokens_max * sizeof(uint32_t);
-    if (clock_now(c->config.clock) < q->backoff_until_ns)
+    if (quotas_holds_off(c->quotas, q))
         return CB_BUSY;
-    if (q->n_connections - q->n_admins > set->uid_connections)
+    if (q->use.n_connections - q->use.n_admins > set->uid_connections)
         return cb_over(CB_LIMIT_UID_CONNECTIONS, set->uid_connections, detail);
     if (hello->n_slots > set->lane_slots_max)
         return cb_over(CB_LIMIT_LANE_SLOTS, set->lane_slots_max, detail);
@@ -225,7 +172,7 @@ static int lane_allowed(const struct clients *c, const struct client *cl,
         return cb_over(CB_LIMIT_LANE_POOL, set->lane_pool_tokens_max, detail);
     if (c->n_lanes >= set->max_lanes)
         return cb_over(CB_LIMIT_LANES, set->max_lanes, detail);
-    if (q->n_lanes >= set->uid_lanes)
+    if (q->use.n_lanes >= set->uid_lanes)
         return cb_over(CB_LIMIT_UID_LANES, set->uid_lanes, detail);
     return 0;
 }
@@ -249,7 +196,7 @@ int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hell
     size_t lane_bytes = (cb_lane_bytes(g) + 63) / 64 * 64;
     size_t record_bytes = lane_bytes + g->n_slots * sizeof(struct client_slot);
     uint64_t bytes = g->up_bytes + g->down_bytes + record_bytes;
-    if (cl->quota->bytes + bytes > set->uid_bytes)
+    if (cl->quota->use.bytes + bytes > set->uid_bytes)
         return cb_over(CB_LIMIT_UID_MIB, set->uid_bytes >> 20, detail);
     fds[0] = fds[1] = -1;
     int r = cb_segment_make_up(&cl->up, &fds[0], g->up_bytes, &why);
@@ -286,8 +233,8 @@ int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hell
     cl->wake = hello->wake;
     cl->bytes = bytes;
     cl->state = CLIENT_WELCOMED;
-    cl->quota->n_lanes++;
-    cl->quota->bytes += bytes;
+    cl->quota->use.n_lanes++;
+    cl->quota->use.bytes += bytes;
     c->n_lanes++;
     c->lane_bytes += bytes;
     cb_stats_set(c->config.stats, CB_STAT_lanes, c->n_lanes);
@@ -313,18 +260,15 @@ static void client_release(struct clients *c, struct client *cl)
     cl->slots = NULL;
     cl->state = CLIENT_FREE;
     c->n_connections--;
-    q->n_connections--;
-    quota_settle(c, q);
+    q->use.n_connections--;
+    quotas_settle(c->quotas, q);
     list_append(&c->free, &cl->link);
 }
 
 static void lane_broken(struct clients *c, struct client *cl)
 {
-    struct quota *q = cl->quota;
     cb_stats_add(c->config.stats, CB_STAT_lane_broken, 1);
-    if (q->n_broken < BACKOFF_MOST)
-        q->n_broken++;
-    q->backoff_until_ns = clock_now(c->config.clock) + q->n_broken * BACKOFF_NS;
+    quotas_hold_off(c->quotas, cl->quota);
     log_client(c->config.log, "lane %u of uid %u broke a rule of the format and was closed",
                cl->lane_id, (unsigned)cl->lease.uid);
 }
@@ -349,7 +293,7 @@ void clients_close(struct clients *c, struct client *cl, enum cb_closed why)
         return;
     handshake_over(cl);
     if (cl->state == CLIENT_ADMIN)
-        cl->quota->n_admins--;
+        cl->quota->use.n_admins--;
     if (cl->lane) {
         if (why == CB_CLOSED_BROKEN)
             lane_broken(c, cl);
@@ -361,8 +305,8 @@ void clients_close(struct clients *c, struct client *cl, enum cb_closed why)
         lane_unmap(cl);
         c->n_lanes--;
         c->lane_bytes -= cl->bytes;
-        cl->quota->n_lanes--;
-        cl->quota->bytes -= cl->bytes;
+        cl->quota->use.n_lanes--;
+        cl->quota->use.bytes -= cl->bytes;
         cb_stats_set(c->config.stats, CB_STAT_lanes, c->n_lanes);
         cb_stats_set(c->config.stats, CB_STAT_lane_bytes, c->lane_bytes);
     }
@@ -404,8 +348,8 @@ void clients_request_taken(struct clients *c, struct client_slot *s, struct requ
     s->accepted_ns = now_ns;
     s->n_prompt = n_prompt;
     cl->n_running++;
-    cl->quota->n_requests++;
-    cl->quota->waiting_tokens += n_prompt;
+    cl->quota->use.n_requests++;
+    cl->quota->use.waiting_tokens += n_prompt;
 }
 
 void clients_request_over(struct clients *c, struct client_slot *s)
@@ -414,8 +358,8 @@ void clients_request_over(struct clients *c, struct client_slot *s)
     assert(s->request && cl->n_running > 0);
     s->request = NULL;
     cl->n_running--;
-    cl->quota->n_requests--;
-    cl->quota->waiting_tokens -= s->n_prompt;
+    cl->quota->use.n_requests--;
+    cl->quota->use.waiting_tokens -= s->n_prompt;
     c->has_credit = true;
     if (cl->state == CLIENT_GONE && cl->n_running == 0)
         client_release(c, cl);
@@ -452,48 +396,41 @@ struct clients *clients_free(struct clients *c)
         clients_close(c, cl, CB_CLOSED_STOPPED);
     }
     free(c->table);
-    free(c->quotas);
+    quotas_free(c->quotas);
     free(c);
     return NULL;
 }
 
 /* ---- audit ----------------------------------------------------------------------------------- */
 
-static int quota_check(const struct clients *c, const struct quota *q, const char **whyp)
+static struct quota_use count_use(const struct clients *c, const struct quota *q)
 {
-    uint32_t n_connections = 0, n_half_open = 0, n_admins = 0, n_lanes = 0, n_requests = 0;
-    uint64_t bytes = 0, tokens = 0;
+    struct quota_use u = {0};
     for (uint32_t i = 0; i < c->n_clients; i++) {
         const struct client *cl = &c->table[i];
         if (cl->state == CLIENT_FREE || cl->quota != q)
             continue;
-        n_connections++;
-        n_half_open += cl->state == CLIENT_CONNECTED || cl->state == CLIENT_WELCOMED;
-        n_admins += cl->state == CLIENT_ADMIN;
-        n_lanes += cl->lane != NULL;
-        bytes += cl->lane ? cl->bytes : 0;
-        n_requests += cl->n_running;
+        u.n_connections++;
+        u.n_half_open += cl->state == CLIENT_CONNECTED || cl->state == CLIENT_WELCOMED;
+        u.n_admins += cl->state == CLIENT_ADMIN;
+        u.n_lanes += cl->lane != NULL;
+        u.bytes += cl->lane ? cl->bytes : 0;
+        u.n_requests += cl->n_running;
         for (uint32_t s = 0; cl->slots && s < cl->geometry.n_slots; s++)
-            tokens += cl->slots[s].request ? cl->slots[s].n_prompt : 0;
+            u.waiting_tokens += cl->slots[s].request ? cl->slots[s].n_prompt : 0;
     }
-    *whyp = n_connections != q->n_connections ? "a uid's connections are miscounted"
-            : n_half_open != q->n_half_open   ? "a uid's half-open connections are miscounted"
-            : n_admins != q->n_admins         ? "a uid's commanding connections are miscounted"
-            : n_lanes != q->n_lanes           ? "a uid's lanes are miscounted"
-            : n_requests != q->n_requests     ? "a uid's requests are miscounted"
-            : bytes != q->bytes               ? "a uid's bytes are miscounted"
-            : tokens != q->waiting_tokens     ? "a uid's waiting tokens are miscounted"
-                                              : NULL;
-    return *whyp ? -EUCLEAN : 0;
+    return u;
 }
 
 int clients_check(const struct clients *c, const char **whyp)
 {
     struct list *l, *after;
     int r = 0;
-    list_for_each (l, after, &c->used_quotas) {
+    list_for_each (l, after, &c->quotas->used) {
+        const struct quota *q = list_entry(l, const struct quota, link);
+        const struct quota_use counted = count_use(c, q);
         if (r == 0)
-            r = quota_check(c, list_entry(l, const struct quota, link), whyp);
+            r = quota_check(q, &counted, whyp);
     }
     for (uint32_t i = 0; i < c->n_clients && r == 0; i++)
         if (c->table[i].lane)

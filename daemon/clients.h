@@ -1,8 +1,8 @@
-/* daemon/clients.h - who is connected: their lanes, what is charged to whom, and their death.
+/* daemon/clients.h - who is connected: their lanes, and their death.
  *
  * A fixed table, made at start; lanes themselves are fresh memory from the kernel, never the heap.
- * Each connection belongs to a uid, and everything it uses is charged to that uid's quota before it
- * is used and given back on every path: connections, half-open ones, lanes, bytes, requests, prompt
+ * Each connection belongs to a uid, and everything it uses is charged to that uid's quota
+ * (daemon/quota.h) before it is used and given back on every path: connections, half-open ones, lanes, bytes, requests, prompt
  * tokens that wait. What it may have is asked when it wants a lane, not when it connects: who only
  * gives commands is held by a limit of his own, so that a user with all his lanes in use, or held
  * off for broken ones, can still look and cancel.
@@ -25,6 +25,7 @@
 
 #include "daemon/base/list.h"
 #include "daemon/loop.h"
+#include "daemon/quota.h"
 #include "daemon/settings.h"
 #include "shm/control.h"
 #include "shm/lane.h"
@@ -50,20 +51,6 @@ enum client_state {
     CLIENT_WELCOMED,  /* has a lane, READY is awaited                     */
     CLIENT_LIVE,
     CLIENT_GONE,
-};
-
-/* What one uid uses. */
-struct quota {
-    uid_t uid;
-    uint32_t n_connections, n_half_open, n_admins, n_lanes, n_requests;
-    uint64_t waiting_tokens, bytes;
-    uint32_t n_broken; /* lanes closed for a broken rule, fading by one a back-off */
-    uint64_t backoff_until_ns;
-    uint64_t commands_turn; /* control's: n_commands were given in this turn */
-    uint32_t n_commands;
-    int64_t deficit;  /* intake's: what it may still take in this round */
-    struct list link; /* of all quotas in use                           */
-    struct list live; /* its live clients; intake turns it              */
 };
 
 /* A lane's slot while the engine has its request; the engine's `owner`. */
@@ -117,10 +104,10 @@ struct clients {
     struct engine *engine;   /* set once it exists */
     struct control *control; /* whose handlers the sockets have; set once it exists */
     struct client *table;
-    struct quota *quotas;
+    struct quotas *quotas;
     uint32_t n_clients, n_connections, n_lanes, last_lane_id;
     uint64_t lane_bytes;
-    struct list free, used_quotas, free_quotas;
+    struct list free;
     bool has_credit; /* some request ended since intake last looked */
 };
 

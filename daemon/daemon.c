@@ -276,7 +276,7 @@ static int visit_lanes(struct daemon *d, lane_visit visit)
 {
     struct list *l, *after, *k, *behind;
     int sum = 0;
-    list_for_each (l, after, &d->clients->used_quotas) {
+    list_for_each (l, after, &d->clients->quotas->used) {
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live)
             sum += visit(d, list_entry(k, struct client, link));

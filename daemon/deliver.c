@@ -16,7 +16,7 @@ static void deliver_look(void *ctx)
 {
     struct deliver *d = ctx;
     struct list *l, *after, *k, *behind;
-    list_for_each (l, after, &d->clients->used_quotas) {
+    list_for_each (l, after, &d->clients->quotas->used) {
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);
@@ -96,7 +96,7 @@ void deliver_flush(struct deliver *d)
 {
     struct list *l, *after, *k, *behind;
     uint64_t begun_ns = clock_now(d->clock);
-    list_for_each (l, after, &d->clients->used_quotas) {
+    list_for_each (l, after, &d->clients->quotas->used) {
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);

@@ -98,8 +98,8 @@ static int quota_allows(const struct intake *i, const struct client *cl,
         return cb_over(CB_LIMIT_UID_WAITING, set->uid_waiting_tokens, detail);
     if (set->max_queue_size && i->n_waiting >= set->max_queue_size)
         return CB_BUSY;
-    if (q->n_requests >= set->uid_requests ||
-        q->waiting_tokens + entry->n_prompt > set->uid_waiting_tokens)
+    if (q->use.n_requests >= set->uid_requests ||
+        q->use.waiting_tokens + entry->n_prompt > set->uid_waiting_tokens)
         return CB_LANE_WAITS;
     return 0;
 }
@@ -253,7 +253,7 @@ static void retry_waiting(struct intake *i)
     if (!c->has_credit)
         return;
     c->has_credit = false;
-    list_for_each (l, after, &c->used_quotas) {
+    list_for_each (l, after, &c->quotas->used) {
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);
@@ -278,7 +278,7 @@ bool intake_drain(struct intake *i)
     do {
         struct list *l, *after;
         more = false;
-        list_for_each (l, after, &c->used_quotas) {
+        list_for_each (l, after, &c->quotas->used) {
             struct quota *q = list_entry(l, struct quota, link);
             bool done = true;
             if (list_is_empty(&q->live))
@@ -295,8 +295,8 @@ bool intake_drain(struct intake *i)
     /* Whoever took something last comes last next time: when credit returns to a full house, it
      * goes round. */
     if (last) {
-        list_remove(&c->used_quotas);
-        list_prepend(last, &c->used_quotas);
+        list_remove(&c->quotas->used);
+        list_prepend(last, &c->quotas->used);
     }
     return more || left <= 0;
 }

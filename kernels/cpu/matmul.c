@@ -31,22 +31,6 @@ INLINE int offset_shift(enum dtype t)
     return t == DTYPE_Q4_0 ? 3 : 7;
 }
 
-INLINE int32_t load_i32(const void *p)
-{
-    int32_t x;
-
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-
-INLINE float load_f32(const void *p)
-{
-    float x;
-
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-
 #if VEC_512
 
 /* Weights come in a single stream from memory, panel after panel, so far ahead of its use. The

@@ -101,22 +101,6 @@ INLINE void multiply_group(int32_t sums[WIDE_TOKENS][PANEL_ROWS], const uint8_t 
     tile_store(HIGH_SUMS, sums[TILE_TOKENS], sizeof sums[0]);
 }
 
-INLINE float fact_f32(const uint8_t *p)
-{
-    float x;
-
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-
-INLINE int32_t fact_i32(const uint8_t *p)
-{
-    int32_t x;
-
-    memcpy(&x, p, sizeof x);
-    return x;
-}
-
 /* The chains of 16 tokens go on from `out`, or begin. low and high: the first group of two tiles of
  * 8 tokens. */
 INLINE void run_groups(float *out, size_t out_stride, bool begin, const uint8_t *panel,
@@ -146,12 +130,12 @@ INLINE void run_groups(float *out, size_t out_stride, bool begin, const uint8_t 
         UNROLL for (uint32_t i = 0; i < WIDE_TOKENS; i++)
         {
             const uint8_t *dy = facts[i / TILE_TOKENS] + i % TILE_TOKENS * 4;
-            int32_t start = t == DTYPE_Q4_1 ? 0 : fact_i32(dy + (size_t)8 * TILE_TOKENS) * offset;
+            int32_t start = t == DTYPE_Q4_1 ? 0 : load_i32(dy + (size_t)8 * TILE_TOKENS) * offset;
 
             acc[i] =
-                v_fma(v_mul(v_from_sums(sums[g % 2][i], start), v_set1(fact_f32(dy))), d, acc[i]);
+                v_fma(v_mul(v_from_sums(sums[g % 2][i], start), v_set1(load_f32(dy))), d, acc[i]);
             if (t == DTYPE_Q4_1)
-                acc[i] = v_fma(v_set1(fact_f32(dy + (size_t)4 * TILE_TOKENS)), m, acc[i]);
+                acc[i] = v_fma(v_set1(load_f32(dy + (size_t)4 * TILE_TOKENS)), m, acc[i]);
         }
         panel += group_bytes;
     }

@@ -29,6 +29,23 @@
 #define VEC_SCALAR 1
 #endif
 
+/* What lies among bytes, at any address. */
+INLINE int32_t load_i32(const void *p)
+{
+    int32_t x;
+
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE float load_f32(const void *p)
+{
+    float x;
+
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
 #if VEC_512
 
 typedef __m512 v16;

@@ -9,26 +9,11 @@
  * request that came last. It wants a daemon that prefills first. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "client/cbclient.h"
+#include "tests/bench/measure.h"
 
 enum { FIRST_ID = 10, LAST_ID = 40000 };
-
-static double now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
 
 static int fail(const char *what)
 {
@@ -67,7 +52,7 @@ static int collect(struct cb_handle *h, uint32_t n, uint32_t n_new, double *toke
         if (cb_wait(h, 0, &e, -1) < 0)
             return fail(cb_message());
         for (size_t k = 0; k < e.n_ids; k++)
-            tokens[e.user * n_new + e.first + k] = now();
+            tokens[e.user * n_new + e.first + k] = bench_now();
         if (e.status)
             return fail(cb_explain(e.status, e.detail, words, sizeof words));
         if (e.type == CB_EVENT_TOKENS)
@@ -96,7 +81,7 @@ static int report(uint32_t n, uint32_t n_prompt, uint32_t n_new, double start, d
     }
     if (!n_gaps)
         return fail("the first request ended before the last one's first token");
-    qsort(last, n_gaps, sizeof *last, compare);
+    bench_sort(last, n_gaps);
     printf("%.1f,%.1f,%.1f\n", n / last[n_gaps / 2], n / last[n_gaps * 9 / 10],
            n / last[n_gaps / 10]);
     return 0;
@@ -127,7 +112,7 @@ int main(int argc, char **argv)
         return fail("out of memory");
     if (cb_open(&h, &o))
         return fail(cb_message());
-    start = now();
+    start = bench_now();
     r = submit(h, v[0], ids, v[1], v[2]);
     if (!r)
         r = collect(h, v[0], v[2], tokens);

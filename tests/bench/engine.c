@@ -1,9 +1,9 @@
 /* What the engine itself costs a step: the null model, 32 requests at once. CSV, microseconds. */
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/engine.h"
+#include "tests/bench/measure.h"
 
 enum { N_REQUESTS = 32, N_PROMPT = 128, N_NEW = 1000, N_STEPS_MAX = 4096 };
 
@@ -24,12 +24,6 @@ static void on_end(void *ctx, struct request *r, void *owner, const struct reque
     (void)r;
     (void)owner;
     (void)end;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static int measure(uint32_t page_size, uint32_t n_blocks)
@@ -77,7 +71,7 @@ static int measure(uint32_t page_size, uint32_t n_blocks)
         own_us[n++] = (double)(after.own_ns - before.own_ns) / 1e3;
         before = after;
     }
-    qsort(own_us, n, sizeof *own_us, by_value);
+    bench_sort(own_us, n);
     printf("%d,%u,%zu,%.2f,%.2f,%.2f\n", N_REQUESTS, page_size, n, own_us[n / 10], own_us[n / 2],
            own_us[n * 9 / 10]);
     engine_free(engine);

@@ -7,28 +7,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "tests/bench/measure.h"
 
 enum { N_REPEATS = 9, ROUNDS = 2000000, READ_BYTES = 96 << 20, READ_ITEM_BYTES = 1 << 16 };
 
-double bench_now(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-
-    return (x > y) - (x < y);
-}
-
 struct rate rate_of(double *values, int n)
 {
-    qsort(values, (size_t)n, sizeof *values, compare);
+    bench_sort(values, (size_t)n);
     return (struct rate){values[n / 2], values[0], values[n - 1]};
 }
 

@@ -26,6 +26,4 @@ double limit_scale(enum limit limit);
 /* Sorts n > 0 values: their median, least and most. */
 struct rate rate_of(double *values, int n);
 
-double bench_now(void); /* seconds */
-
 #endif

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/bench/measure.h"
+
 enum {
     N_EMBD = 576,
     N_FFN = 1536,

@@ -21,6 +21,7 @@
 #include "daemon/model/vocabulary.h"
 #include "daemon/place.h"
 #include "kernels/kernels.h"
+#include "shm/stdio_hold.h"
 
 #define VERSION   "1.0.0"
 #define SECOND_NS 1000000000ull
@@ -297,23 +298,12 @@ static void stop(struct program *p)
         close(p->signals.fd);
 }
 
-/* Else the lock's or a socket's number could be that of standard output. */
-static void hold_standard_descriptors(void)
-{
-    int fd;
-    do {
-        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
-    } while (fd >= 0 && fd <= STDERR_FILENO);
-    if (fd >= 0)
-        close(fd);
-}
-
 int main(int argc, char **argv)
 {
     static struct program program; /* large, and zeroed */
     struct program *p = &program;
     char message[SETTINGS_MESSAGE_MAX];
-    hold_standard_descriptors();
+    cb_stdio_hold();
     p->place.lock_fd = p->place.listen_fd = p->vocab_fd = p->signals.fd = -1;
     p->status.lock_fd = p->status.fd = -1;
     log_init(&p->log, STDERR_FILENO, LOG_LEVEL_INFO, &clock_monotonic);

@@ -1,7 +1,6 @@
 /* cbctl: see, use and steer a running cbd. The table of commands; each parses its own arguments. */
 #include <argp.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -9,6 +8,7 @@
 #include <string.h>
 
 #include "client/cbclient.h"
+#include "shm/stdio_hold.h"
 #include "tools/cbctl.h"
 
 static const struct command {
@@ -128,16 +128,6 @@ static char *help_filter(int key, const char *text, void *input)
     return out;
 }
 
-/* A standard descriptor that is closed would be the next file's or socket's number, and what is
- * printed would go there. Opened for reading, writes fail as they should. */
-static void hold_standard_descriptors(void)
-{
-    for (int fd = 0; fd < 3; fd++) {
-        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 2 ? O_WRONLY : O_RDONLY) != fd)
-            abort();
-    }
-}
-
 /* A full disk or a closed standard output must not pass for success. */
 static int finish(const struct cbctl *ctl, int status)
 {
@@ -158,7 +148,7 @@ int main(int argc, char **argv)
     struct start start = {0};
     char called[32];
 
-    hold_standard_descriptors();
+    cb_stdio_hold();
     argp_program_version = cb_version();
     argp_err_exit_status = CBCTL_USAGE;
     if (argp_parse(&argp, argc, argv, ARGP_IN_ORDER, NULL, &start))

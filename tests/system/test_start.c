@@ -470,3 +470,30 @@ Test(start, too_few_descriptors_are_named)
     }
     system_fini(&s);
 }
+
+/* Else its lock or its STATUS page could be standard output. Help that nobody can read is a
+ * failure; to say that it is ready is not worth one. */
+Test(start, closed_standard_descriptors)
+{
+    struct system s;
+    struct cb_options options;
+    struct cb_handle *h;
+    char line[1400], path[512];
+    system_init(&s);
+    built("cbd", path);
+    snprintf(line, sizeof line, "'%s' --help <&- >&- 2>&-", path);
+    cr_expect_eq(system(line), 1 << 8);
+    snprintf(line, sizeof line, "'%s' --help <&- 2>&- >/dev/null", path);
+    cr_expect_eq(system(line), 0);
+    snprintf(line, sizeof line, "'%s' --model null --instance %s --runtime_dir %s <&- >&- 2>&- &",
+             path, s.instance, s.dir);
+    cr_expect_eq(system(line), 0);
+    cb_options_init(&options);
+    options.wait_ms = HANG_MS;
+    cr_assert_eq(system_try_open(&s, &options, &h), 0, "%s", cb_message());
+    struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "drain"));
+    cr_expect_eq(o.status, 0, "%s", o.err);
+    output_free(&o);
+    cb_close(h);
+    system_fini(&s);
+}

@@ -60,8 +60,8 @@ int LEVEL(gate_up)(struct stream *s, struct tensor *h, const struct tensor *x,
 int LEVEL(head)(struct stream *s, struct tensor *logits, struct head_row *rows,
                 const struct tensor *x, const struct weight *w, const struct head_args *args);
 
-/* y = x * rms scale * w over n columns; y may be x. */
-void BASE(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float eps);
+/* y = x * scale * w over n columns, scale being x's rmsnorm_scale; y may be x. */
+void BASE(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float scale);
 
 /* What to make of the input rows of a product: row i is row rows[i] of x (rows NULL: row i), with
  * an RMS norm if norm_w. */

@@ -6,6 +6,7 @@
 
 #include <assert.h>
 
+#include "kernels/cpu/rmsnorm.h"
 #include "kernels/cpu/vec.h"
 
 struct qkv_job {
@@ -120,7 +121,7 @@ static void finish_head(const struct qkv_job *job, float *x, uint16_t *half, uin
             x[d] += a->bias[(size_t)head * hd + d];
     }
     if (norm_w)
-        BASE(rmsnorm_row)(x, x, norm_w, hd, a->norm_eps);
+        BASE(rmsnorm_row)(x, x, norm_w, hd, rmsnorm_scale(x, hd, a->norm_eps));
     if (a->rope && a->rope->kind != ROPE_NONE && (is_query || is_key))
         BASE(rope_row)(x, a->rope, step->positions[token]);
     if (is_query) {

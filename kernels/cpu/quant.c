@@ -6,7 +6,6 @@
 #include <string.h>
 
 #include "kernels/cpu/rmsnorm.h"
-
 #include "kernels/cpu/vec.h"
 
 enum { PARALLEL_TOKENS = 16 }; /* below this a second region costs more than it saves */
@@ -53,7 +52,6 @@ static void quant_tiles(void *arg, uint32_t worker, uint32_t begin, uint32_t end
         uint32_t first = item * TILE_TOKENS;
         uint32_t n = args->n_tokens - first < TILE_TOKENS ? args->n_tokens - first : TILE_TOKENS;
         uint8_t *tile = job->s->q + (size_t)first * n_groups * ACT_GROUP_BYTES;
-
         const float *x[TILE_TOKENS];
         float scale[TILE_TOKENS];
 
@@ -66,7 +64,7 @@ static void quant_tiles(void *arg, uint32_t worker, uint32_t begin, uint32_t end
             float *y = job->s->x + (size_t)(first + t) * job->s->x_stride;
 
             if (job->keep && args->norm_w)
-                LEVEL(rmsnorm_row)(y, x[t], args->norm_w, args->n_cols, args->norm_eps);
+                LEVEL(rmsnorm_row)(y, x[t], args->norm_w, args->n_cols, scale[t]);
             else if (job->keep && args->rows)
                 memcpy(y, x[t], args->n_cols * sizeof *y);
             if (job->quantise && args->norm_w)

@@ -3,12 +3,10 @@
 
 #include "kernels/cpu/level.h"
 
-void LEVEL(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float eps)
+void LEVEL(rmsnorm_row)(float *y, const float *x, const float *w, uint32_t n, float scale)
 {
-    v16 scale = v_set1(rmsnorm_scale(x, n, eps));
-
     for (uint32_t k = 0; k < n; k += 16) {
-        v16 a = v_mul(v_load_n(x + k, n - k), scale);
+        v16 a = v_mul(v_load_n(x + k, n - k), v_set1(scale));
 
         v_store_n(y + k, v_mul(a, v_load_n(w + k, n - k)), n - k);
     }
@@ -23,11 +21,14 @@ struct norm_job {
 static void norm_rows(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct norm_job *job = arg;
+    uint32_t n = job->x->n_cols;
 
     (void)worker;
-    for (uint32_t i = begin; i < end; i++)
-        LEVEL(rmsnorm_row)
-    (tensor_row(job->y, i), tensor_row(job->x, i), job->w, job->x->n_cols, job->eps);
+    for (uint32_t i = begin; i < end; i++) {
+        const float *x = tensor_row(job->x, i);
+
+        LEVEL(rmsnorm_row)(tensor_row(job->y, i), x, job->w, n, rmsnorm_scale(x, n, job->eps));
+    }
 }
 
 int LEVEL(rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,

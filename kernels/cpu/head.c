@@ -2,22 +2,22 @@
  * 16 lanes over the panels it had; the caller merges them by (value, lower id), so that greedy rows
  * need no pass over their logits, which are not even written. A maximum hides NaN: a flag beside it
  * does not. */
-#include "kernels/cpu/level.h"
+#include "kernels/cpu/product.h"
 
 #include <math.h>
-#include <stdalign.h>
-
-#include "kernels/cpu/vec.h"
-
-enum { UNIT_PANELS = 2, UNIT_ROWS = UNIT_PANELS * PANEL_ROWS };
 
 struct head_job {
+    struct product product;
     struct cpu_stream *s;
-    const struct weight *w;
     const struct head_args *args;
     const struct tensor *logits;
-    struct act act;
-    struct cut cut;
+};
+
+struct head_worker {
+    struct head_track *tracks;
+    const struct tensor *logits;
+    const uint8_t *want_logits;
+    float softcap;
 };
 
 /* logit [n_rows <= 16] of the panel that begins at row row_idx. Panels come in any order: of equal
@@ -57,41 +57,33 @@ INLINE void track_panel(struct head_track *track, const float *logit, uint32_t n
 }
 #endif
 
+static void finish_row(const void *arg, float *sums, uint32_t token, uint32_t row_idx,
+                       uint32_t n_rows)
+{
+    const struct head_worker *w = arg;
+
+    for (uint32_t r = 0; r < n_rows; r += PANEL_ROWS) {
+        uint32_t left = n_rows - r < PANEL_ROWS ? n_rows - r : PANEL_ROWS;
+
+        if (w->softcap != 0.0f)
+            v_store(sums + r, v_softcap(v_load(sums + r), w->softcap));
+        track_panel(&w->tracks[token], sums + r, left, row_idx + r);
+        if (!w->want_logits || w->want_logits[token])
+            v_store_n(tensor_row(w->logits, token) + row_idx + r, v_load(sums + r), left);
+    }
+}
+
 static void head_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct head_job *job = arg;
-    struct head_track *tracks = job->s->tracks + (size_t)worker * job->s->shape.max_outputs;
-    const uint8_t *want = job->args->want_logits;
-    alignas(64) float sums[MATMUL_TOKENS][UNIT_ROWS];
+    const struct head_worker w = {
+        .tracks = job->s->tracks + (size_t)worker * job->s->shape.max_outputs,
+        .logits = job->logits,
+        .want_logits = job->args->want_logits,
+        .softcap = job->args->softcap,
+    };
 
-    LEVEL(matmul_begin)(job->act.n_tokens);
-    for (uint32_t item = begin; item < end; item++) {
-        uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
-        uint32_t token_end = token + job->cut.block_tokens;
-        struct unit u = weight_unit(job->w, UNIT_PANELS, item % job->cut.n_units);
-        uint32_t row_idx = u.part->row_idx + u.panel_idx * PANEL_ROWS, n_rows = unit_n_rows(&u);
-
-        if (token_end > job->act.n_tokens)
-            token_end = job->act.n_tokens;
-        for (; token < token_end; token += MATMUL_TOKENS) {
-            uint32_t n = matmul_n_tokens(token, token_end);
-
-            LEVEL(matmul)(sums[0], UNIT_ROWS, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
-            for (uint32_t t = 0; t < n; t++) {
-                for (uint32_t r = 0; r < n_rows; r += PANEL_ROWS) {
-                    uint32_t left = n_rows - r < PANEL_ROWS ? n_rows - r : PANEL_ROWS;
-
-                    if (job->args->softcap != 0.0f)
-                        v_store(sums[t] + r, v_softcap(v_load(sums[t] + r), job->args->softcap));
-                    track_panel(&tracks[token + t], sums[t] + r, left, row_idx + r);
-                    if (!want || want[token + t])
-                        v_store_n(tensor_row(job->logits, token + t) + row_idx + r,
-                                  v_load(sums[t] + r), left);
-                }
-            }
-        }
-    }
-    LEVEL(matmul_end)(job->act.n_tokens);
+    product_items(&job->product, begin, end, finish_row, &w);
 }
 
 static struct head_row merge_row(const struct cpu_stream *s, uint32_t output)
@@ -119,14 +111,14 @@ int LEVEL(head)(struct stream *stream, struct tensor *logits, struct head_row *r
                 const struct tensor *x, const struct weight *w, const struct head_args *args)
 {
     struct cpu_stream *s = (struct cpu_stream *)stream;
-    struct head_job job = {.s = s, .w = w, .args = args, .logits = logits};
+    struct head_job job = {.product.w = w, .s = s, .args = args, .logits = logits};
     uint32_t n_outputs = args->step->n_outputs, n_threads = pool_n_threads(s->backend->pool);
-    struct act_args act_args = {.x = x,
-                                .rows = args->step->output_token_idx,
-                                .n_tokens = n_outputs,
-                                .n_cols = w->n_cols,
-                                .norm_w = args->norm_w,
-                                .norm_eps = args->norm_eps};
+    const struct act_args act_args = {.x = x,
+                                      .rows = args->step->output_token_idx,
+                                      .n_tokens = n_outputs,
+                                      .n_cols = w->n_cols,
+                                      .norm_w = args->norm_w,
+                                      .norm_eps = args->norm_eps};
 
     for (uint32_t i = 0; i < n_threads; i++) {
         for (uint32_t o = 0; o < n_outputs; o++) {
@@ -137,10 +129,7 @@ int LEVEL(head)(struct stream *stream, struct tensor *logits, struct head_row *r
                 track->best[r] = -INFINITY;
         }
     }
-    BASE(quant)(s, &job.act, w, &act_args);
-    job.cut = cut_product(weight_n_units(w, UNIT_PANELS), n_outputs, n_threads);
-    pool_run(s->backend->pool, head_items, &job, job.cut.n_units * job.cut.n_blocks,
-             job.cut.run_max);
+    product_run(&job.product, s, &act_args, head_items, &job);
     for (uint32_t o = 0; o < n_outputs; o++)
         rows[o] = merge_row(s, o);
     return 0;

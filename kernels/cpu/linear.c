@@ -1,25 +1,16 @@
-/* y = x w^T + bias + residual. An item is two panels and a block of tokens; the panels stay in the
- * first-level cache while the tiles of the block pass, and the epilogue runs on a tile of results
- * that has not left it. */
-#include "kernels/cpu/level.h"
-
-#include <stdalign.h>
-
-#include "kernels/cpu/vec.h"
-
-enum { UNIT_PANELS = 2, UNIT_ROWS = UNIT_PANELS * PANEL_ROWS };
+/* y = x w^T + bias + residual. */
+#include "kernels/cpu/product.h"
 
 struct linear_job {
-    const struct weight *w;
+    struct product product;
     const struct epilogue *e;
     const struct tensor *y;
-    struct act act;
-    struct cut cut;
 };
 
-static void finish_row(const struct linear_job *job, const float *sums, uint32_t token,
-                       uint32_t row_idx, uint32_t n_rows)
+static void finish_row(const void *arg, float *sums, uint32_t token, uint32_t row_idx,
+                       uint32_t n_rows)
 {
+    const struct linear_job *job = arg;
     const struct epilogue *e = job->e;
     float *y = tensor_row(job->y, token) + row_idx;
 
@@ -37,40 +28,18 @@ static void finish_row(const struct linear_job *job, const float *sums, uint32_t
 static void linear_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct linear_job *job = arg;
-    alignas(64) float sums[MATMUL_TOKENS][UNIT_ROWS];
 
     (void)worker;
-    LEVEL(matmul_begin)(job->act.n_tokens);
-    for (uint32_t item = begin; item < end; item++) {
-        uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
-        uint32_t token_end = token + job->cut.block_tokens;
-        struct unit u = weight_unit(job->w, UNIT_PANELS, item % job->cut.n_units);
-        uint32_t row_idx = u.part->row_idx + u.panel_idx * PANEL_ROWS, n_rows = unit_n_rows(&u);
-
-        if (token_end > job->act.n_tokens)
-            token_end = job->act.n_tokens;
-        for (; token < token_end; token += MATMUL_TOKENS) {
-            uint32_t n = matmul_n_tokens(token, token_end);
-
-            LEVEL(matmul)(sums[0], UNIT_ROWS, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
-            for (uint32_t t = 0; t < n; t++)
-                finish_row(job, sums[t], token + t, row_idx, n_rows);
-        }
-    }
-    LEVEL(matmul_end)(job->act.n_tokens);
+    product_items(&job->product, begin, end, finish_row, job);
 }
 
 int LEVEL(linear)(struct stream *stream, struct tensor *y, const struct tensor *x,
                   const struct weight *w, const struct epilogue *e)
 {
     struct cpu_stream *s = (struct cpu_stream *)stream;
-    struct linear_job job = {.w = w, .e = e, .y = y};
-    struct act_args args = {.x = x, .n_tokens = x->n_rows, .n_cols = w->n_cols};
+    struct linear_job job = {.product.w = w, .e = e, .y = y};
+    const struct act_args args = {.x = x, .n_tokens = x->n_rows, .n_cols = w->n_cols};
 
-    BASE(quant)(s, &job.act, w, &args);
-    job.cut =
-        cut_product(weight_n_units(w, UNIT_PANELS), x->n_rows, pool_n_threads(s->backend->pool));
-    pool_run(s->backend->pool, linear_items, &job, job.cut.n_units * job.cut.n_blocks,
-             job.cut.run_max);
+    product_run(&job.product, s, &args, linear_items, &job);
     return 0;
 }

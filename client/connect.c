@@ -1,8 +1,7 @@
-/* client/connect.c - finds a daemon, shakes hands, maps the lane.
+/* client/connect.c - shakes hands with a daemon, maps the lane.
  *
- * The socket's path is only where to look: whom to trust is decided by SO_PEERCRED, for
- * /tmp/cbd-UID may be anybody's. Every number in WELCOME is checked before anything is mapped by
- * it: a daemon of another build must lead to a status, not to a crash. */
+ * Every number in WELCOME is checked before anything is mapped by it: a daemon of another build
+ * must lead to a status, not to a crash. */
 #include "client/internal.h"
 
 #include <errno.h>
@@ -12,146 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "shm/doorbell.h"
 
 #define HANDSHAKE_NS  2000000000ull
-#define LOOK_AGAIN_NS 20000000ull /* for a daemon that is not there yet */
 #define SPIN_NS_MAX   50000ull
-#define N_DESCRIPTORS 4           /* UP, DOWN, STATUS, VOCAB */
-enum { INSTANCE_BYTES_MAX = 31 }; /* as cbd.conf(5) says */
-
-static void sleep_ns(uint64_t ns)
-{
-    struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-    nanosleep(&t, NULL);
-}
-
-/* ---- finding it ------------------------------------------------------------------------------ */
-
-static bool trusted(uid_t uid, const struct cb_options *options)
-{
-    if (uid == 0 || uid == geteuid())
-        return true;
-    for (size_t i = 0; i < options->n_trusted_uids; i++)
-        if (options->trusted_uids[i] == uid)
-            return true;
-    return false;
-}
-
-/* The status of a failed look: the one that says more stays. */
-static int worse(int a, int b)
-{
-    static const int order[] = {CB_NO_DAEMON, CB_UNTRUSTED, CB_DENIED};
-    for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++) {
-        if (order[i] == a)
-            return b;
-        if (order[i] == b)
-            return a;
-    }
-    return a;
-}
-
-/* Connects to run_dir/instance/sock. A descriptor, or a status kept for cb_message. */
-static int try_dir(const char *run_dir, const char *instance, const struct cb_options *options)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int n = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s/sock", run_dir, instance);
-    if (n < 0 || (size_t)n >= sizeof(address.sun_path))
-        return cb_fail_at("the path of the run directory is too long for a socket", CB_INVALID, 0,
-                          0);
-    int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (sock < 0)
-        return cb_fail_errno("socket", errno);
-
-    uint64_t end = cb_now_ns() + HANDSHAKE_NS;
-    int r = connect(sock, (struct sockaddr *)&address, sizeof(address));
-    while (r && errno == EAGAIN && cb_now_ns() < end) { /* its backlog is full */
-        sleep_ns(1000000);
-        r = connect(sock, (struct sockaddr *)&address, sizeof(address));
-    }
-    if (r) {
-        int errnum = errno;
-        close(sock);
-        if (errnum == EACCES || errnum == EPERM)
-            return cb_fail_at(address.sun_path, CB_DENIED, 0, 0);
-        if (errnum == ENOENT || errnum == ECONNREFUSED || errnum == ENOTDIR || errnum == EAGAIN ||
-            errnum == EPROTOTYPE)
-            return cb_fail_at(address.sun_path, CB_NO_DAEMON, 0, 0);
-        return cb_fail_errno(address.sun_path, errnum);
-    }
-
-    struct ucred peer;
-    socklen_t bytes = sizeof(peer);
-    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) || !trusted(peer.uid, options)) {
-        close(sock);
-        return cb_fail_at(address.sun_path, CB_UNTRUSTED, 0, 0);
-    }
-    return sock;
-}
-
-static int try_all(const char *instance, const struct cb_options *options)
-{
-    char path[128];
-    const char *dir;
-    int status = CB_NO_DAEMON, r;
-    if (options->run_dir)
-        return try_dir(options->run_dir, instance, options);
-
-    for (int i = 0; i < 4; i++) {
-        dir = path;
-        if (i == 0) {
-            dir = getenv("CBD_RUNTIME_DIR");
-        } else if (i == 1) {
-            dir = getenv("XDG_RUNTIME_DIR");
-            if (dir) {
-                snprintf(path, sizeof(path), "%s/cbd", dir); /* cut: too long for a socket, too */
-                dir = path;
-            }
-        } else if (i == 2) {
-            dir = "/run/cbd";
-        } else {
-            snprintf(path, sizeof(path), "/tmp/cbd-%u", (unsigned)geteuid());
-        }
-        if (!dir || !*dir)
-            continue;
-        r = try_dir(dir, instance, options);
-        if (r >= 0 || (r != CB_NO_DAEMON && r != CB_UNTRUSTED && r != CB_DENIED))
-            return r;
-        status = worse(status, r);
-    }
-    char where[96];
-    snprintf(where, sizeof(where), "instance '%.64s'", instance);
-    return cb_fail_at(where, status, 0, 0);
-}
-
-int cb_connect_find(const struct cb_options *options)
-{
-    const char *instance = options->instance ? options->instance : "default";
-    if (!*instance || strchr(instance, '/') || instance[0] == '.')
-        return cb_fail_at("instance, a name without '/' and without '.' in front", CB_INVALID, 0,
-                          0);
-    if (strlen(instance) > INSTANCE_BYTES_MAX) {
-        char where[96];
-        snprintf(where, sizeof(where), "instance '%.40s...' has more than %d bytes", instance,
-                 INSTANCE_BYTES_MAX);
-        return cb_fail_at(where, CB_INVALID, 0, 0);
-    }
-    uint64_t begin = cb_now_ns();
-    for (;;) {
-        int r = try_all(instance, options);
-        if (r != CB_NO_DAEMON || !options->wait_ms)
-            return r;
-        uint64_t waited = cb_now_ns() - begin, all = (uint64_t)options->wait_ms * 1000000u;
-        if (options->wait_ms > 0 && waited >= all)
-            return r;
-        sleep_ns(options->wait_ms > 0 && all - waited < LOOK_AGAIN_NS ? all - waited
-                                                                      : LOOK_AGAIN_NS);
-    }
-}
+#define N_DESCRIPTORS 4 /* UP, DOWN, STATUS, VOCAB */
 
 /* ---- the handshake --------------------------------------------------------------------------- */
 
@@ -212,7 +78,7 @@ static int receive(int sock, void *record, int fds[N_DESCRIPTORS])
         struct pollfd p = {sock, POLLIN, 0};
         uint64_t now = cb_now_ns();
         if (now >= end)
-            return cb_fail_at("the daemon did not answer within 2 s", CB_TIMEOUT, 0, 0);
+            return cb_fail_silent(sock, HANDSHAKE_NS / 1000000000u);
         poll(&p, 1, (int)((end - now) / 1000000u) + 1);
         n = recvmsg(sock, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         /* ECONNRESET, told once: it closed without reading HELLO. A refusal may lie behind it. */

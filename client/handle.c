@@ -97,7 +97,7 @@ int cb_open(struct cb_handle **handlep, const struct cb_options *given)
         h->seed_state = cb_now_ns() ^ (uint64_t)(uintptr_t)h;
     r = make_alive(h);
     if (!r) {
-        h->sock = cb_connect_find(&options);
+        h->sock = cb_find_socket(&options);
         r = h->sock < 0 ? h->sock : cb_connect_shake_hands(h, &options);
     }
     if (r)

@@ -135,10 +135,28 @@ static inline int cb_enter(const struct cb_handle *h)
 uint64_t cb_now_ns(void);
 uint64_t cb_now_coarse_ns(void); /* to a few ms, in a few ns */
 
-/* ---- connect.c ------------------------------------------------------------------------------- */
+/* ---- find.c ---------------------------------------------------------------------------------- */
 
 /* A socket to a trusted daemon, waiting for one as the options say; or a status, kept. */
-int cb_connect_find(const struct cb_options *options);
+int cb_find_socket(const struct cb_options *options);
+
+struct cb_found_status {
+    struct cb_segment page; /* read with shm/stats.h; cb_segment_unmap when done */
+    bool is_live;           /* else its daemon was killed, and left it            */
+    char name[CB_STATUS_NAME_MAX];
+};
+
+/* The STATUS page of a trusted daemon: nothing is asked of the daemon, and nothing waits for one. 0,
+ * or a status, kept. */
+int cb_find_status(const struct cb_options *options, struct cb_found_status *found);
+
+/* A signal (SIGSTOP) keeps the process from running, as far as can be told from here. */
+bool cb_is_suspended(uint64_t pid);
+/* The daemon at the other end of sock said nothing for so long: CB_TIMEOUT, kept with what can be
+ * told about it. */
+int cb_fail_silent(int sock, unsigned waited_s);
+
+/* ---- connect.c ------------------------------------------------------------------------------- */
 
 /* HELLO to READY over h->sock: maps and fills what is constant in the handle, and its lane. 0 or a
  * status, kept; cb_close undoes a half-made handle. */

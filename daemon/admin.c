@@ -7,7 +7,6 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
-#include "daemon/model/model.h"
 #include "shm/status.h"
 
 #define ELEMENT_BYTES 1024 /* more than any element of a list takes */
@@ -45,48 +44,6 @@ static bool has_room(struct buf *reply, bool *cutp)
 }
 
 /* ---- watching -------------------------------------------------------------------------------- */
-
-static void hex(struct buf *reply, const char *key, const uint64_t id[2])
-{
-    char text[33];
-    struct buf b;
-    buf_init(&b, text, sizeof text);
-    buf_add(&b, "%016llx%016llx", (unsigned long long)id[1], (unsigned long long)id[0]);
-    buf_string(reply, key, text);
-}
-
-static int command_status(struct daemon *d, const struct client *who, const char *argument,
-                          struct buf *reply)
-{
-    static const char *const states[] = {"serving", "draining", "stopped"};
-    struct cb_stats_boot boot;
-    (void)who;
-    (void)argument;
-    cb_stats_boot(d->config.stats, &boot);
-    buf_string(reply, "state", states[d->state]);
-    buf_string(reply, "instance", boot.instance);
-    buf_string(reply, "version", boot.version);
-    buf_u64(reply, "pid", boot.pid);
-    buf_u64(reply, "started_unix_s", boot.started_unix_s);
-    buf_string(reply, "model", boot.model);
-    buf_string(reply, "arch", model_info(d->config.model)->arch);
-    buf_string(reply, "backend", boot.backend);
-    buf_string(reply, "isa", model_info(d->config.model)->caps.isa);
-    buf_u64(reply, "threads", model_info(d->config.model)->caps.n_threads);
-    buf_string(reply, "loop", loop_name(d->config.loop));
-    buf_u64(reply, "vocabulary", boot.n_vocab);
-    buf_u64(reply, "context", boot.n_context);
-    buf_u64(reply, "page_size", boot.page_size);
-    buf_u64(reply, "max_batch_tokens", boot.max_batch_tokens);
-    hex(reply, "boot_id", boot.boot_id);
-    hex(reply, "fingerprint", boot.fingerprint);
-    buf_open(reply, "counters", '{');
-    for (int i = 0; i < CB_STAT_COUNT; i++)
-        buf_u64(reply, cb_stat_row((enum cb_stat)i)->name,
-                cb_stats_get(d->config.stats, (enum cb_stat)i));
-    buf_close(reply, '}');
-    return CB_OK;
-}
 
 static int command_clients(struct daemon *d, const struct client *who, const char *argument,
                            struct buf *reply)
@@ -268,13 +225,9 @@ static const struct {
     int (*run)(struct daemon *d, const struct client *who, const char *argument, struct buf *reply);
     bool needs_authority;
 } commands[] = {
-    {"status", command_status, false},
-    {"clients", command_clients, false},
-    {"requests", command_requests, false},
-    {"settings", command_settings, false},
-    {"set", command_set, true},
-    {"cancel", command_cancel, false},
-    {"drain", command_drain, true},
+    {"clients", command_clients, false},   {"requests", command_requests, false},
+    {"settings", command_settings, false}, {"set", command_set, true},
+    {"cancel", command_cancel, false},     {"drain", command_drain, true},
     {"stop", command_stop, true},
 };
 

@@ -1,9 +1,9 @@
 /* daemon/admin.h - what operators ask: a command and its argument to JSON and a status.
  *
  * On top of the daemon, whose parts it reads and whose verbs it calls; nothing below knows it. Main
- * hands admin_command to the daemon, and the control socket calls it.
+ * hands admin_command to the daemon, and the control socket calls it. What the daemon is and counts
+ * needs no command: that is in the STATUS page.
  *
- *   status                 facts of this boot, state, every counter
  *   clients                lanes and connections; of other users only with authority
  *   requests               requests in the engine; likewise
  *   settings               every setting: value, default, bounds, where it came from

@@ -10,6 +10,7 @@
 #include "daemon/daemon.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -53,11 +54,16 @@ void daemon_boot(const struct daemon_config *config, const char *version, uint64
         .n_context = info->n_context,
         .page_size = info->page_size,
         .max_batch_tokens = daemon_batch_tokens(config->settings),
+        .n_threads = info->caps.n_threads,
     };
-    strncpy(boot->instance, config->settings->instance, sizeof boot->instance - 1);
-    strncpy(boot->model, info->name, sizeof boot->model - 1);
-    strncpy(boot->backend, info->caps.name[0] ? info->caps.name : "null", sizeof boot->backend - 1);
-    strncpy(boot->version, version, sizeof boot->version - 1);
+    snprintf(boot->instance, sizeof boot->instance, "%s", config->settings->instance);
+    snprintf(boot->model, sizeof boot->model, "%s", info->name);
+    snprintf(boot->arch, sizeof boot->arch, "%s", info->arch);
+    snprintf(boot->backend, sizeof boot->backend, "%s",
+             info->caps.name[0] ? info->caps.name : "null");
+    snprintf(boot->isa, sizeof boot->isa, "%s", info->caps.isa);
+    snprintf(boot->loop, sizeof boot->loop, "%s", loop_name(config->loop));
+    snprintf(boot->version, sizeof boot->version, "%s", version);
 }
 
 /* ---- timers ---------------------------------------------------------------------------------- */

@@ -249,7 +249,8 @@ static int start(struct program *p)
         r = open_daemon(p);
     if (r)
         return r;
-    if (place_listen(&p->place, set, p->socket_group, message))
+    if (place_show_status(&p->place, p->status.name, message) ||
+        place_listen(&p->place, set, p->socket_group, message))
         return fatal(p, message);
     r = control_listen(p->daemon->control, p->place.listen_fd);
     if (r == 0)

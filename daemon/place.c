@@ -115,6 +115,18 @@ int place_take(struct place *p, const struct settings *set, gid_t group, char *m
     return 0;
 }
 
+int place_show_status(struct place *p, const char *name, char *message)
+{
+    char path[PLACE_PATH_MAX + 8], target[PLACE_PATH_MAX];
+    snprintf(path, sizeof path, "%s/status", p->dir);
+    snprintf(target, sizeof target, "/dev/shm%s", name);
+    /* What a killed daemon left may go at once: nobody else writes here, for we hold the lock. */
+    if ((unlink(path) < 0 && errno != ENOENT) || symlink(target, path) < 0)
+        return refuse(message, -errno, "can't make %s: %s", path, strerror(errno));
+    p->shows_status = true;
+    return 0;
+}
+
 /* Everything that decides who gets in comes before listen: until then no connect succeeds. */
 static int listen_at(struct place *p, const char *path, gid_t group)
 {
@@ -155,6 +167,12 @@ int place_listen(struct place *p, const struct settings *set, gid_t group, char 
 
 void place_release(struct place *p)
 {
+    char path[PLACE_PATH_MAX + 8];
+    if (p->shows_status) {
+        snprintf(path, sizeof path, "%s/status", p->dir);
+        (void)unlink(path);
+    }
+    p->shows_status = false;
     if (p->listen_fd >= 0) {
         (void)unlink(p->path); /* ours: we hold the lock */
         close(p->listen_fd);

@@ -3,6 +3,7 @@
  *
  *   <runtime_dir>/<instance>/lock    flock: vanishes with the process, as no pid file does
  *   <runtime_dir>/<instance>/sock    SOCK_SEQPACKET; renamed into place once it listens
+ *   <runtime_dir>/<instance>/status  a link to the STATUS page, which tells run directories apart
  *
  * No descriptor may ever reach this daemon: to take, drop or close one can block it for ever. Where
  * the kernel can refuse them (SO_PASSRIGHTS, 6.16), it does so before listen. Where it can't, the
@@ -27,15 +28,18 @@ struct place {
     char path[PLACE_PATH_MAX]; /* the socket */
     int lock_fd;               /* -1: not taken */
     int listen_fd;             /* -1: not listening */
-    bool refuses_descriptors;  /* by the kernel */
-    mode_t mode;               /* in force      */
+    bool shows_status;
+    bool refuses_descriptors; /* by the kernel */
+    mode_t mode;              /* in force      */
 };
 
 /* Makes and locks the directory. -EBUSY: an instance of this name runs already. */
 int place_take(struct place *p, const struct settings *set, gid_t group, char *message);
+/* Links `status` to the page of that name, in /dev/shm, which is complete by now. */
+int place_show_status(struct place *p, const char *name, char *message);
 /* Listens; clients that connect from now on wait in the backlog. */
 int place_listen(struct place *p, const struct settings *set, gid_t group, char *message);
-/* Unlinks the socket, closes, unlocks. Fine on one that was never taken. */
+/* Unlinks status and socket, closes, unlocks. Fine on one that was never taken. */
 void place_release(struct place *p);
 
 /* The group's number; (gid_t)-1 if name is empty. -ENOENT with message if there is none. */

@@ -341,13 +341,18 @@ static int open_exclusive(struct cb_status_segment *s, const char *instance, str
     return r;
 }
 
-/* Between open and lock another daemon of this uid may think the file dead and unlink it: it holds
- * the lock for that moment, and the file has no name afterwards. False: so it was. */
+/* Between open and lock another daemon of this uid may think the file dead and unlink it, or a
+ * reader look whether it is: either holds the lock for a moment, and so far nobody else can open
+ * the file. False: it has no name any more. */
 static bool lock_new(int fd)
 {
     struct stat st;
+    int r;
 
-    return flock(fd, LOCK_EX | LOCK_NB) == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0;
+    do {
+        r = flock(fd, LOCK_EX);
+    } while (r < 0 && errno == EINTR);
+    return r == 0 && fstat(fd, &st) == 0 && st.st_nlink > 0;
 }
 
 int cb_status_segment_make(struct cb_status_segment *s, const char *instance, size_t bytes,
@@ -399,8 +404,16 @@ void cb_status_segment_fini(struct cb_status_segment *s)
     s->fd = s->lock_fd = -1;
 }
 
-int cb_segment_open_status(struct cb_segment *s, const char *name, uid_t daemon_uid,
-                           struct cb_why *why)
+static bool is_trusted(uid_t uid, const uid_t *trusted, size_t n)
+{
+    while (n > 0)
+        if (trusted[--n] == uid)
+            return true;
+    return uid == 0 || uid == geteuid();
+}
+
+int cb_segment_open_status(struct cb_segment *s, const char *name, const uid_t *trusted, size_t n,
+                           bool *is_livep, struct cb_why *why)
 {
     struct stat st;
     int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
@@ -411,11 +424,13 @@ int cb_segment_open_status(struct cb_segment *s, const char *name, uid_t daemon_
         return fail(why, "can't open the STATUS page", "does the daemon run?");
     if (fstat(fd, &st) < 0) {
         r = fail(why, "can't look at the STATUS page", NULL);
-    } else if (st.st_uid != 0 && st.st_uid != geteuid() && st.st_uid != daemon_uid) {
+    } else if (!is_trusted(st.st_uid, trusted, n)) {
         errno = EPERM;
         r = fail(why, "the STATUS page is another user's", "see trusted_uids");
     } else {
         r = cb_segment_map(s, fd, (size_t)st.st_size, 0, why);
+        /* Its maker holds the other kind until it dies, however it does. */
+        *is_livep = flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK;
     }
     close(fd);
     return r;

@@ -17,6 +17,7 @@
 #ifndef CB_SHM_SEGMENT_H
 #define CB_SHM_SEGMENT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
@@ -58,8 +59,10 @@ struct cb_status_segment {
 
 /* Makes /cbd.UID.INSTANCE.status exclusively, with `mode` (0644 or 0640) and, unless it is -1, the
  * group. A file there that is this uid's and whose flock can be had is left from a dead daemon and
- * is replaced; with anything else there, a random name is taken instead, which WELCOME tells. Pages that dead
- * daemons of this uid and instance left under random names are removed. */
+ * is replaced; with anything else there, such as the page of an instance of the same name in
+ * another run directory, a random name is taken instead: readers are told the name, by WELCOME and
+ * in the run directory. Pages that dead daemons of this uid and instance left under random names
+ * are removed. */
 int cb_status_segment_make(struct cb_status_segment *s, const char *instance, size_t bytes,
                            mode_t mode, gid_t group, struct cb_why *why);
 
@@ -72,9 +75,11 @@ void cb_status_segment_fini(struct cb_status_segment *s);
 int cb_segment_map(struct cb_segment *s, int fd, size_t bytes, int writable, struct cb_why *why);
 
 /* Opens a STATUS page by name, read-only, and maps all of it. Its owner must be root, this uid or
- * `daemon_uid`: else -EPERM. */
-int cb_segment_open_status(struct cb_segment *s, const char *name, uid_t daemon_uid,
-                           struct cb_why *why);
+ * one of n `trusted`: else -EPERM, for others could cut it short under the reader. *is_livep: the
+ * daemon lives; else it was killed, and left the page. Only for a page that is complete: of one in
+ * the making this would say the same. */
+int cb_segment_open_status(struct cb_segment *s, const char *name, const uid_t *trusted, size_t n,
+                           bool *is_livep, struct cb_why *why);
 
 /* Fine on an unmapped one. */
 void cb_segment_unmap(struct cb_segment *s);

@@ -84,7 +84,10 @@ void cb_stats_boot(const void *page, struct cb_stats_boot *boot)
     cb_copy_in(boot, &p->boot, sizeof *boot);
     boot->instance[sizeof boot->instance - 1] = 0;
     boot->model[sizeof boot->model - 1] = 0;
+    boot->arch[sizeof boot->arch - 1] = 0;
     boot->backend[sizeof boot->backend - 1] = 0;
+    boot->isa[sizeof boot->isa - 1] = 0;
+    boot->loop[sizeof boot->loop - 1] = 0;
     boot->version[sizeof boot->version - 1] = 0;
 }
 

@@ -1,4 +1,4 @@
-/* shm/stats.h - the STATUS page: what the daemon counts and anyone allowed may map and read.
+/* shm/stats.h - the STATUS page: what the daemon is and counts, for anyone allowed to map and read.
  *
  * A head (magic, version, how many counters), facts of this boot, then one u64 a counter in the
  * order of stats_table.h. One writer, the daemon's loop; readers load relaxed, for display only:
@@ -21,7 +21,7 @@ enum cb_stat {
 };
 
 #define CB_STATS_MAGIC   0x3154415453424300ull
-#define CB_STATS_VERSION 1u
+#define CB_STATS_VERSION 2u
 
 /* Facts that don't change while a daemon runs. Strings end with a NUL. */
 struct cb_stats_boot {
@@ -31,9 +31,13 @@ struct cb_stats_boot {
     uint64_t pid;
     uint32_t n_vocab, n_context;
     uint32_t page_size, max_batch_tokens;
+    uint32_t n_threads, reserved;
     char instance[64];
     char model[128];
+    char arch[32];
     char backend[32];
+    char isa[32];
+    char loop[16]; /* how the daemon waits */
     char version[32];
 };
 

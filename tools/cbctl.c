@@ -16,7 +16,7 @@ static const struct command {
     int (*run)(const struct cbctl *ctl, int argc, char **argv);
     const char *help;
 } commands[] = {
-    {"status", cmd_admin, "what the daemon serves, and its counters"},
+    {"status", cmd_status, "what the daemon serves, and its counters"},
     {"run", cmd_run, "send prompts, stream the answers"},
     {"bench", cmd_bench, "measure tokens a second and latencies"},
     {"clients", cmd_admin, "who is connected, and what each holds"},

@@ -46,7 +46,7 @@ static int receive_all(int sock, struct answer *a)
         int r;
 
         if (ready == 0)
-            return cb_fail_at("the daemon did not answer within 10 s", CB_TIMEOUT, 0, 0);
+            return cb_fail_silent(sock, ANSWER_MS / 1000);
         n = ready < 0 ? -1 : recv(sock, &piece, sizeof piece, MSG_DONTWAIT);
         /* ECONNRESET, told once: it closed without reading. A refusal may lie behind it. */
         if (n < 0 && (errno == EINTR || errno == EAGAIN || errno == ECONNRESET))
@@ -89,7 +89,7 @@ int talk(const char *instance, const char *command, const char *argument, json_t
     memcpy(record.argument, argument, strlen(argument));
     cb_options_init(&options);
     options.instance = instance;
-    sock = cb_connect_find(&options);
+    sock = cb_find_socket(&options);
     if (sock < 0)
         return sock;
     /* Who hung up already may have said why: that is read next. */

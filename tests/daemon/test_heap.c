@@ -104,7 +104,6 @@ Test(heap, is_not_called_while_the_daemon_serves)
         turn(s, 3);
         if (round == 2)
             (void)cb_lane_client_cancel(p.lc, e.slot, e.gen);
-        command(s, &admin, "status", "");
         command(s, &admin, "clients", "");
         command(s, &admin, "requests", "");
         command(s, &admin, "settings", "");

@@ -11,6 +11,9 @@ static void make(void)
     struct cb_stats_boot boot = {.pid = 5, .instance = "main"};
 
     memset(&boot.model, 'm', sizeof boot.model); /* no NUL */
+    memset(&boot.arch, 'a', sizeof boot.arch);
+    memset(&boot.isa, 'i', sizeof boot.isa);
+    memset(&boot.loop, 'l', sizeof boot.loop);
     cb_stats_init(&page, &boot);
 }
 
@@ -37,6 +40,9 @@ Test(stats, strings_of_the_boot_always_end)
     cb_stats_boot(&page, &boot);
     cr_assert_str_eq(boot.instance, "main");
     cr_assert_eq(strlen(boot.model), sizeof boot.model - 1);
+    cr_assert_eq(strlen(boot.arch), sizeof boot.arch - 1);
+    cr_assert_eq(strlen(boot.isa), sizeof boot.isa - 1);
+    cr_assert_eq(strlen(boot.loop), sizeof boot.loop - 1);
     cr_assert_eq(boot.pid, 5);
 }
 

@@ -214,7 +214,6 @@ bool system_is_ready(struct system *s)
     }
 }
 
-/* The figures that its own status tells come by a connection, which is one more while it lasts. */
 static void figures_take(const struct system *s, struct figures *f)
 {
     json_t *status = system_cbctl(s, SETTINGS("status"));
@@ -235,7 +234,7 @@ static void figures_take(const struct system *s, struct figures *f)
     f->n_shm = count_entries("/dev/shm", s->instance);
 }
 
-/* Twice the same: the connection of the status before is gone from the descriptors. */
+/* Twice the same: what was connected before is gone from the descriptors. */
 static void figures_steady(const struct system *s, struct figures *f)
 {
     uint64_t end = now_ms() + HANG_MS;

@@ -66,8 +66,61 @@ Test(cbctl, status)
     cr_expect_str_eq(json_string_value(json_object_get(o, "state")), "serving");
     cr_expect_str_eq(json_string_value(json_object_get(o, "instance")), s.instance);
     cr_expect_eq(json_integer_value(json_object_get(o, "pid")), s.pid);
+    cr_expect_str_eq(json_string_value(json_object_get(o, "model")), "null");
+    cr_expect_str_eq(json_string_value(json_object_get(o, "arch")), "null");
+    cr_expect_str_eq(json_string_value(json_object_get(o, "isa")), "none");
+    cr_expect_eq(json_integer_value(json_object_get(o, "threads")), 1);
+    cr_expect_eq(json_object_size(json_object_get(o, "counters")),
+                 sizeof counters / sizeof counters[0] - 1);
     json_decref(o);
     expect_output(&s, 0, "serving", "", SETTINGS("status"));
+    expect_output(&s, 2, "", "Usage", SETTINGS("status", "extra"));
+    system_settle(&s);
+    system_fini(&s);
+}
+
+/* Both have the same name in /dev/shm, but for its being taken when the second one comes. */
+Test(cbctl, status_tells_run_directories_apart)
+{
+    struct system a, b;
+    start_null(&a);
+    system_init(&b);
+    strcpy(b.instance, a.instance);
+    system_spawn_as(&b, geteuid(), SETTINGS("--model", "null", "--page_size", "64"));
+    cr_assert(system_is_ready(&b));
+    for (int round = 0; round < 2; round++) {
+        const struct system *s = round ? &b : &a;
+        json_t *o = system_cbctl(s, SETTINGS("status"));
+        cr_expect_eq(json_integer_value(json_object_get(o, "pid")), s->pid);
+        cr_expect_eq(json_integer_value(json_object_get(o, "page_size")), round ? 64 : 256);
+        json_decref(o);
+    }
+    system_signal(&b, SIGTERM);
+    cr_expect_eq(system_wait(&b), 0);
+    expect_output(&b, 1, "", "no daemon serves this instance", SETTINGS("status"));
+    system_settle(&a);
+    system_fini(&a);
+    system_fini(&b);
+}
+
+/* Who watches must not wait for the daemon, nor keep it from its work; who asks is told why there is
+ * no answer. */
+Test(cbctl, a_suspended_daemon)
+{
+    struct system s;
+    uint64_t end = now_ms() + HANG_MS;
+    bool is_suspended = false;
+    start_null(&s);
+    system_signal(&s, SIGSTOP);
+    while (!is_suspended) { /* the signal takes its time */
+        json_t *o = system_cbctl(&s, SETTINGS("status"));
+        is_suspended = strcmp(json_string_value(json_object_get(o, "state")), "suspended") == 0;
+        cr_expect_eq(json_integer_value(json_object_get(o, "pid")), s.pid);
+        json_decref(o);
+        cr_assert_lt(now_ms(), end, "it is never suspended");
+    }
+    expect_output(&s, 1, "", "the daemon is suspended", SETTINGS("run", "-n", "1", "x"));
+    system_signal(&s, SIGCONT);
     system_settle(&s);
     system_fini(&s);
 }

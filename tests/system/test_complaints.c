@@ -81,7 +81,7 @@ Test(complaints, too_many_who_say_nothing_are_complained_of)
         cb_options_init(&options);
         int r = system_try_open(&s, &options, &h);
         cr_assert_eq(r, CB_QUOTA, "%d: %s", r, cb_message());
-        complains(&s, NULL, SETTINGS("status"), 1,
+        complains(&s, NULL, SETTINGS("clients"), 1,
                   "unfinished handshakes of this user (uid_half_open), at most 1");
         raw_close(&silent);
         system_settle(&s);

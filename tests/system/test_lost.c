@@ -250,7 +250,8 @@ static void kill_and_start_again(const char *loop)
     /* The dead one's socket and STATUS are there; the next one begins all the same. */
     struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "status"));
     cr_expect_eq(o.status, 1);
-    cr_expect(strstr(o.err, "no daemon serves this instance"), "%s", o.err);
+    cr_expect(strstr(o.err, "no daemon serves this instance") && strstr(o.err, "was killed"), "%s",
+              o.err);
     output_free(&o);
     system_start(&s, SETTINGS("--model", "null"));
     cb_close(system_open(&s, NULL));

@@ -107,7 +107,6 @@ static void commands_of_nobody(struct crowd *c, uint32_t i, void *arg)
     (void)i;
     setenv("CBD_RUNTIME_DIR", c->system->dir, 1);
     snprintf(lane, sizeof lane, "%u", *(const uint32_t *)arg);
-    command(c, "status", "", 0);
     command(c, "settings", "", 0);
     command(c, "drain", "", CB_DENIED);
     command(c, "stop", "", CB_DENIED);

@@ -127,6 +127,7 @@ static int make_parts(struct daemon *d)
         .max_blocks_per_request =
             set->max_blocks_per_request == SETTING_NONE ? 0 : (uint32_t)set->max_blocks_per_request,
         .safety_margin = set->safety_margin,
+        .allow_block_sharing = set->allow_block_sharing,
         .step_ms_max = (uint32_t)set->step_ms_max,
     };
     r = engine_new(&d->engine, &engine, d->config.model, &sink, d->config.clock);
@@ -259,11 +260,17 @@ static void count(struct daemon *d)
     cb_stats_add(page, CB_STAT_steps, now.n_steps - d->seen.n_steps);
     cb_stats_add(page, CB_STAT_tokens_prefill, now.n_prefill_tokens - d->seen.n_prefill_tokens);
     cb_stats_add(page, CB_STAT_tokens_decode, now.n_decode_tokens - d->seen.n_decode_tokens);
+    cb_stats_add(page, CB_STAT_tokens_prefix_hit,
+                 now.n_prefix_hit_tokens - d->seen.n_prefix_hit_tokens);
+    cb_stats_add(page, CB_STAT_prefix_hits, now.n_prefix_hits - d->seen.n_prefix_hits);
     cb_stats_add(page, CB_STAT_soft_resets, now.n_soft_resets - d->seen.n_soft_resets);
+    cb_stats_add(page, CB_STAT_restarts, now.n_restarts - d->seen.n_restarts);
+    cb_stats_add(page, CB_STAT_blocks_evicted, now.n_evicted_blocks - d->seen.n_evicted_blocks);
     cb_stats_add(page, CB_STAT_model_ns, now.model_ns - d->seen.model_ns);
     cb_stats_set(page, CB_STAT_requests_active, now.n_active);
     cb_stats_set(page, CB_STAT_requests_waiting, now.n_waiting);
     cb_stats_set(page, CB_STAT_blocks_free, now.n_free_blocks);
+    cb_stats_set(page, CB_STAT_blocks_cached, now.n_cached_blocks);
     bool has_work = now.n_active + now.n_waiting > 0;
     if (now.n_steps != d->seen.n_steps || !has_work)
         d->progress_ns = clock_now(d->config.clock);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/clock.h"
-#include "daemon/cache/blocks.h"
+#include "daemon/cache/cache.h"
 #include "daemon/model/vocabulary.h"
 #include "daemon/sched/batch.h"
 #include "daemon/sched/scheduler.h"
@@ -25,7 +25,7 @@ struct engine {
     struct engine_sink sink;
     const struct clock *clock;
 
-    struct blocks *blocks;
+    struct cache *cache;
     struct requests *requests;
     struct scheduler *scheduler;
     struct batch *batch;
@@ -47,7 +47,9 @@ static int build(struct engine *e)
         c->scheduler == SCHEDULER_PREFILL_FIRST ? &scheduler_prefill_first : &scheduler_fifo;
     uint32_t tokens_max = engine_tokens_max(e);
     uint32_t blocks_max = table_blocks_for(tokens_max, e->info->page_size);
-    int r = blocks_new(&e->blocks, e->info->n_blocks);
+    int r = cache_new(&e->cache, &(struct cache_config){.n_blocks = e->info->n_blocks,
+                                                        .page_size = e->info->page_size,
+                                                        .shares = c->allow_block_sharing});
     if (!r)
         r = requests_new(&e->requests, c->max_requests, tokens_max, blocks_max);
     if (!r)
@@ -64,7 +66,7 @@ static int build(struct engine *e)
                               .safety_margin = c->safety_margin,
                               .step_ms_max = c->step_ms_max,
                           },
-                          e->blocks);
+                          e->cache);
     return r;
 }
 
@@ -113,7 +115,7 @@ struct engine *engine_free(struct engine *e)
         scheduler_free(e->scheduler);
         batch_free(e->batch);
         requests_free(e->requests);
-        blocks_free(e->blocks);
+        cache_free(e->cache);
         free(e);
     }
     return NULL;
@@ -198,6 +200,7 @@ int engine_submit(struct engine *e, const struct request_spec *spec, struct requ
     if (!r)
         return ENGINE_FULL;
     e->n_held_tokens += n_tokens;
+    r->key = cache_key(e->cache, spec->uid, spec->cache_salt, spec->n_cache_salt);
     scheduler_add(e->scheduler, r);
     if (spec->deadline_ns != 0 && spec->deadline_ns < e->next_deadline_ns)
         e->next_deadline_ns = spec->deadline_ns;
@@ -219,7 +222,7 @@ void engine_cancel(struct engine *e, struct request *r)
 static int prepare_block(struct engine *e, uint32_t block_idx)
 {
     if (block_idx < e->n_populated)
-        return blocks_was_held(e->blocks, block_idx) ? model_clear_block(e->model, block_idx) : 0;
+        return cache_was_used(e->cache, block_idx) ? model_clear_block(e->model, block_idx) : 0;
     while (e->n_populated <= block_idx) {
         int r = model_populate(e->model, e->n_populated, 1);
         if (r)
@@ -229,20 +232,39 @@ static int prepare_block(struct engine *e, uint32_t block_idx)
     return 0;
 }
 
-/* Makes the batch's new blocks ready. Who can't have his ends, and leaves the batch. */
+/* Makes the batch's new blocks ready. Who can't have his ends, and leaves the batch; so does who
+ * took over what he would have computed, but only to begin anew. */
 static void prepare_blocks(struct engine *e)
 {
     for (uint32_t i = 0; i < e->batch->n_entries;) {
         struct request *r = e->batch->entries[i].r;
         int err = 0;
+        if (r->phase == REQUEST_WAITING) {
+            batch_drop(e->batch, i);
+            continue;
+        }
         for (uint32_t b = e->batch->entries[i].new_block; b < r->table.n_blocks && !err; b++)
             err = prepare_block(e, r->table.block_idx[b]);
         if (err) {
             decide(e, r, FINISH_ERROR, CB_NO_MEMORY);
+            scheduler_distrust(e->scheduler, r, e->batch->entries[i].past / e->info->page_size);
             batch_drop(e->batch, i);
         } else {
             i++;
         }
+    }
+}
+
+/* A row was nonsense, so what is in the request's blocks may be. If it was not finite the request
+ * is computed once more, from clean blocks: the fault may have been another's, or the machine's. */
+static void refuse_row(struct engine *e, struct request *r, int why)
+{
+    scheduler_distrust(e->scheduler, r, 0);
+    if (why == SAMPLER_NOT_FINITE && !r->is_suspect) {
+        r->is_suspect = true;
+        scheduler_restart(e->scheduler, r);
+    } else {
+        decide(e, r, FINISH_ERROR, why == SAMPLER_NOT_FINITE ? CB_NOT_FINITE : CB_DEVICE);
     }
 }
 
@@ -253,7 +275,7 @@ static void take_token(struct engine *e, struct request *r, const struct sample 
     uint32_t token, n_text;
     int r_sample = sampler_token(sample, e->info->n_vocab, &token);
     if (r_sample) {
-        decide(e, r, FINISH_ERROR, r_sample == SAMPLER_NOT_FINITE ? CB_NOT_FINITE : CB_DEVICE);
+        refuse_row(e, r, r_sample);
         return;
     }
     const uint8_t *text = cb_vocab_text(e->vocab, token, &n_text);
@@ -261,6 +283,15 @@ static void take_token(struct engine *e, struct request *r, const struct sample 
     if (request_append(r, token, e->info->eos, e->info->n_eos, text, n_text, now_ns))
         list_append(&e->ending, &r->end_link);
     e->sink.token(e->sink.ctx, r, r->owner, index, token, now_ns);
+}
+
+/* Nothing of the step was computed, not even for those whose end was decided meanwhile. */
+static void fail_batch(struct engine *e)
+{
+    for (uint32_t i = 0; i < e->batch->n_entries; i++)
+        decide(e, e->batch->entries[i].r, FINISH_ERROR, CB_DEVICE);
+    for (uint32_t i = 0; i < e->batch->n_entries; i++)
+        scheduler_distrust(e->scheduler, e->batch->entries[i].r, 0);
 }
 
 /* Applies what the device did; step_error: nothing, it failed. */
@@ -273,6 +304,8 @@ static void apply(struct engine *e, int step_error)
     if (!step_error)
         scheduler_observe(e->scheduler, e->batch, now_ns - e->submit_ns);
     look(e);
+    if (step_error)
+        fail_batch(e);
     for (uint32_t i = 0; i < e->batch->n_entries; i++) {
         const struct batch_entry *entry = &e->batch->entries[i];
         struct request *r = entry->r;
@@ -280,13 +313,9 @@ static void apply(struct engine *e, int step_error)
             e->stats.n_decode_tokens++;
         else
             e->stats.n_prefill_tokens += entry->n_tokens;
-        if (r->end.finish != FINISH_NONE)
+        if (r->end.finish != FINISH_NONE || r->phase == REQUEST_WAITING)
             continue;
-        if (step_error) {
-            decide(e, r, FINISH_ERROR, CB_DEVICE);
-            continue;
-        }
-        r->past += entry->n_tokens;
+        scheduler_advance(e->scheduler, entry);
         if (entry->yields)
             take_token(e, r, &e->batch->samples[entry->output_idx], now_ns);
     }
@@ -381,13 +410,20 @@ int engine_populate_some(struct engine *e, size_t bytes)
 void engine_stats(const struct engine *e, struct engine_stats *stats)
 {
     struct scheduler_counts counts;
+    struct cache_counts room;
     scheduler_counts(e->scheduler, &counts);
+    cache_counts(e->cache, &room);
     *stats = e->stats;
     stats->n_active = counts.n_active;
     stats->n_waiting = counts.n_waiting;
     stats->n_soft_resets = counts.n_soft_resets;
-    stats->n_free_blocks = blocks_n_free(e->blocks);
-    stats->n_blocks = blocks_n_total(e->blocks);
+    stats->n_restarts = counts.n_restarts;
+    stats->n_prefix_hits = counts.n_hits;
+    stats->n_prefix_hit_tokens = counts.n_hit_tokens;
+    stats->n_free_blocks = room.n_unheld;
+    stats->n_blocks = room.n_blocks;
+    stats->n_cached_blocks = room.n_kept;
+    stats->n_evicted_blocks = room.n_evicted;
 }
 
 void engine_request_info(const struct request *r, struct request_info *info)

@@ -49,7 +49,9 @@ struct engine_config {
     /* Free share of the cache below which new prefills wait; negative: the scheduler's default
      * (fifo 0.15, prefill_first 0). */
     double safety_margin;
-    uint32_t step_ms_max; /* prefill of a step is cut to last about this long; 0: off */
+    bool
+        allow_block_sharing; /* requests that begin alike share blocks                            */
+    uint32_t step_ms_max;    /* prefill of a step is cut to last about this long; 0: off */
 };
 
 enum {
@@ -93,8 +95,12 @@ int engine_populate_some(struct engine *e, size_t bytes);
 struct engine_stats {
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
     uint64_t model_ns, own_ns; /* time in the model; everything else in engine_step */
-    uint32_t n_active, n_waiting, n_free_blocks, n_blocks;
+    uint32_t n_active, n_waiting;
+    uint32_t n_blocks, n_free_blocks, n_cached_blocks; /* free: held by nobody, cached ones too */
     uint64_t n_soft_resets;
+    uint64_t n_restarts; /* requests computed anew: a row was not finite, theirs or a sharer's */
+    uint64_t n_prefix_hits, n_prefix_hit_tokens; /* requests that took blocks over; tokens there */
+    uint64_t n_evicted_blocks;
 };
 void engine_stats(const struct engine *e, struct engine_stats *stats);
 

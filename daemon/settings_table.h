@@ -35,6 +35,7 @@
  X(max_blocks_per_request, OPTIONAL,      "none",    0, 1048576, "blocks",      0,    "up to so many blocks decoding is free of the read budget; none: 0") \
  X(scheduler,              CHOICE,        "fifo",    0, 0, "fifo|prefill_first", 0,   "who runs first; also written scheduler_type") \
  X(safety_margin,          OPTIONAL_REAL, "none",    0, 1, "share",             0,    "free share of the cache below which new prompts wait; none: 0.15 for fifo, 0 for prefill_first") \
+ X(allow_block_sharing,    BOOL,          "true",    0, 0, "",                  0,    "requests of one user that begin with the same tokens share the cache's blocks of these") \
  X(step_ms_max,            NUMBER,        "50",      0, 60000, "ms",            0,    "prefill of a step is cut to last about this long; 0: off") \
  X(max_requests,           NUMBER,        "4096",    1, 65536, "requests",      0,    "requests accepted and not ended, of all users together") \
  X(max_held_tokens,        NUMBER,        "16m",     1024, 4294967296, "tokens", 0,   "prompts and limits of all these requests together") \

@@ -58,7 +58,10 @@ struct step {
     const uint32_t *n_keys;    /* [n_seqs] keys present after this step's writes */
     const uint32_t *slot_idx;  /* [n_tokens] page * page_size + offset, or KERNELS_NO_SLOT */
     const uint32_t *table_off; /* [n_seqs + 1] offsets into table */
-    const uint32_t *table;     /* page numbers; entry i holds positions [i*P, (i+1)*P) */
+    /* Page numbers; entry i holds positions [i*P, (i+1)*P). A page may be in several tables, and
+     * be written by one sequence and read by others in one step: in each layer all are written
+     * before any is read. */
+    const uint32_t *table;
     const uint32_t *output_token_idx; /* [n_outputs] the flat token whose logits are wanted */
 };
 

@@ -15,7 +15,7 @@
     X(requests_waiting,   GAUGE,   "requests", "admitted, not yet running")                       \
     X(tokens_prefill,     COUNTER, "tokens",   "prompt tokens computed")                          \
     X(tokens_decode,      COUNTER, "tokens",   "generated, but for each request's first")         \
-    X(tokens_prefix_hit,  COUNTER, "tokens",   "prompt tokens found in the cache")                \
+    X(tokens_prefix_hit,  COUNTER, "tokens",   "found in the cache, not computed")                \
     X(steps,              COUNTER, "steps",    "engine steps that ran something")                 \
     X(soft_resets,        COUNTER, "requests", "preempted for want of cache and computed again")  \
     X(model_ns,           COUNTER, "ns",       "time in the model")                               \
@@ -33,5 +33,9 @@
     X(wake_missed,        COUNTER, "wakes",    "work that the safety net found, not a bell")      \
     X(watchdog,           COUNTER, "times",    "work waited and nothing moved")                   \
     X(draining,           GAUGE,   "0 or 1",   "no new requests are taken")                       \
-    X(paused,             GAUGE,   "0 or 1",   "no steps are run")
+    X(paused,             GAUGE,   "0 or 1",   "no steps are run")                                \
+    X(prefix_hits,        COUNTER, "requests", "began with tokens found in the cache")            \
+    X(restarts,           COUNTER, "requests", "computed anew after a row was not finite")        \
+    X(blocks_cached,      GAUGE,   "blocks",   "of the free ones, kept to be found again")        \
+    X(blocks_evicted,     COUNTER, "blocks",   "kept ones given up for want of room")
 /* clang-format on */

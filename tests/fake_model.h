@@ -1,7 +1,7 @@
 /* fake_model.h - a model whose steps a test scripts, for tests that drive the engine.
  *
- * Each step is recorded and passed to the test's own function, which writes the samples. Included
- * by one .c of a test program. */
+ * Each step is recorded and passed to the test's own function, which writes the samples. All of it
+ * is static: every .c that includes it has its own. */
 #ifndef CB_TESTS_FAKE_MODEL_H
 #define CB_TESTS_FAKE_MODEL_H
 

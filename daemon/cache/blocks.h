@@ -1,8 +1,9 @@
 /* cache/blocks.h - fixed-size blocks that hold attention keys and values.
  *
  * The pool is carved once at start and never grows. This is bookkeeping only: the bytes belong to
- * the model. A taken block has one holder, who gives it back once. Engine thread only: nothing
- * locks.
+ * the model. A block may have several holders (shared prefixes). When the last one lets go, it is
+ * free again, unless it is to be kept: then it stays as it is until somebody holds it again or it
+ * is given up. Engine thread only: nothing locks.
  *
  * Blocks that were never held are given out in ascending order of id, so whoever backs them with
  * memory needs one mark, not a map. Released blocks are given out again first, the latest first:
@@ -16,25 +17,44 @@
 
 struct blocks;                 /* opaque: its fields are in blocks.c   */
 enum { BLOCKS_EXHAUSTED = 1 }; /* too few are free; nothing was taken  */
+#define BLOCKS_NONE UINT32_MAX /* no block                             */
 
 /* Makes a pool of n_blocks (at least 1). 0 or -ENOMEM; on 0, *blocksp is the caller's to free. */
 int blocks_new(struct blocks **blocksp, uint32_t n_blocks);
 struct blocks *blocks_free(struct blocks *b); /* NULL is fine; returns NULL */
 
-/* Takes n blocks or none: 0, or BLOCKS_EXHAUSTED with ids[] untouched. */
+/* Takes n free blocks or none, each with one holder: 0, or BLOCKS_EXHAUSTED with ids[] untouched.
+ * Kept ones are not free. */
 int blocks_take(struct blocks *b, uint32_t n, uint32_t *ids);
 
-/* Gives n blocks back. Each must be held. */
+/* One holder more. The block is held or kept. */
+void blocks_ref(struct blocks *b, uint32_t block_idx);
+
+/* One holder less for each of n blocks. Those that are kept by this are as if let go in turn, the
+ * last of ids[] first. */
 void blocks_release(struct blocks *b, uint32_t n, const uint32_t *ids);
 
-/* Whether this block had a holder before the present one. */
+/* From now on the held block is kept when its last holder lets go. */
+void blocks_keep(struct blocks *b, uint32_t block_idx);
+
+/* No longer: free at once if nobody holds it. */
+void blocks_give_up(struct blocks *b, uint32_t block_idx);
+
+/* The block that was kept first of those that are, or BLOCKS_NONE. */
+uint32_t blocks_oldest_kept(const struct blocks *b);
+
+bool blocks_is_held(const struct blocks *b, uint32_t block_idx);
+
+/* Whether this block had a holder before it was last taken. */
 bool blocks_was_held(const struct blocks *b, uint32_t block_idx);
 
+/* Every block is held, kept or free. */
 uint32_t blocks_n_total(const struct blocks *b);
 uint32_t blocks_n_free(const struct blocks *b);
+uint32_t blocks_n_kept(const struct blocks *b);
 
-/* Audits the pool: 0, or -EUCLEAN and *whyp a sentence. held[n_total] is the caller's count of
+/* Audits the pool: 0, or -EUCLEAN and *whyp a sentence. holders[n_total] is the caller's count of
  * holders of each block, or NULL where it does not know. */
-int blocks_check(const struct blocks *b, const uint8_t *held, const char **whyp);
+int blocks_check(const struct blocks *b, const uint32_t *holders, const char **whyp);
 
 #endif

@@ -31,6 +31,7 @@ struct null_model {
     uint32_t step_us;
     uint64_t ticket, done_ns;
     struct sample *samples; /* [max_seqs] of the step in flight */
+    uint8_t *done;          /* [max_seqs] sequences of the step that were computed */
     uint32_t n_samples;
 };
 
@@ -71,6 +72,7 @@ static void null_free(struct model *m)
         munmap(n->kv, n->kv_bytes);
     free(n->populated);
     free(n->samples);
+    free(n->done);
     free(n);
 }
 
@@ -122,9 +124,6 @@ static int check_seq(const struct null_model *n, const struct step *s, uint32_t 
         if ((uint32_t)s->tokens[t] >= info->n_vocab || n->kv[s->slot_idx[t]] != NULL_EMPTY)
             return -EINVAL;
     }
-    uint32_t past = n_keys - (end - first);
-    if (past > 0 && n->kv[place_of(n, table, past - 1)] == NULL_EMPTY)
-        return -EINVAL;
     return 0;
 }
 
@@ -156,23 +155,56 @@ static struct sample sample_of(uint64_t hash, const struct sample_params *p, uin
     return (struct sample){.token = (uint32_t)(hash % n_vocab)};
 }
 
+enum { SEQ_LATER = 1 };
+
+/* Computes sequence i: 0; SEQ_LATER: what it goes on from is not there yet; -EINVAL: another
+ * sequence wrote where it must. */
+static int compute_seq(struct null_model *n, const struct step *s, uint32_t i)
+{
+    uint32_t t = s->token_off[i], past = (uint32_t)s->positions[t];
+    const uint32_t *table = s->table + s->table_off[i];
+    uint64_t hash = past > 0 ? n->kv[place_of(n, table, past - 1)] : NULL_SEED;
+    if (hash == NULL_EMPTY)
+        return SEQ_LATER;
+    for (; t < s->token_off[i + 1]; t++) {
+        if (n->kv[s->slot_idx[t]] != NULL_EMPTY)
+            return -EINVAL;
+        hash = mix(hash, (uint64_t)s->tokens[t]);
+        n->kv[s->slot_idx[t]] = hash;
+    }
+    return 0;
+}
+
+/* All sequences, in as many rounds as it takes: one may go on from a place that another one of the
+ * step writes. */
+static int compute_step(struct null_model *n, const struct step *s)
+{
+    uint32_t n_left = s->n_seqs, n_before;
+    memset(n->done, 0, s->n_seqs);
+    do {
+        n_before = n_left;
+        for (uint32_t i = 0; i < s->n_seqs; i++) {
+            if (n->done[i])
+                continue;
+            int r = compute_seq(n, s, i);
+            if (r < 0)
+                return r;
+            n->done[i] = r == 0;
+            n_left -= r == 0;
+        }
+    } while (n_left > 0 && n_left < n_before);
+    return n_left > 0 ? -EINVAL : 0;
+}
+
 static int null_step_submit(struct model *m, const struct step *step,
                             const struct sample_params *params, uint64_t *ticketp)
 {
     struct null_model *n = null_of(m);
     int r = check_step(n, step);
+    if (!r)
+        r = compute_step(n, step);
     if (r)
         return r;
-    for (uint32_t i = 0; i < step->n_seqs; i++) {
-        uint32_t t = step->token_off[i];
-        uint32_t past = (uint32_t)step->positions[t];
-        const uint32_t *table = step->table + step->table_off[i];
-        uint64_t hash = past > 0 ? n->kv[place_of(n, table, past - 1)] : NULL_SEED;
-        for (; t < step->token_off[i + 1]; t++) {
-            hash = mix(hash, (uint64_t)step->tokens[t]);
-            n->kv[step->slot_idx[t]] = hash;
-        }
-    }
     n->n_samples = step->n_outputs;
     for (uint32_t i = 0; i < step->n_outputs; i++)
         n->samples[i] = sample_of(n->kv[step->slot_idx[step->output_token_idx[i]]], &params[i],
@@ -243,7 +275,8 @@ int null_open(struct model **modelp, const struct model_config *config, char *me
     n->kv = kv == MAP_FAILED ? NULL : kv;
     n->populated = calloc(info->n_blocks, 1);
     n->samples = calloc(n->max_seqs, sizeof *n->samples);
-    int r = n->kv && n->populated && n->samples ? 0 : -ENOMEM;
+    n->done = calloc(n->max_seqs, 1);
+    int r = n->kv && n->populated && n->samples && n->done ? 0 : -ENOMEM;
     if (!r)
         r = vocab_image_null(&n->vocab, info->n_vocab);
     if (r) {

@@ -161,9 +161,9 @@ uint32_t requests_n_free(const struct requests *p)
     return p->n_free;
 }
 
-void request_soft_reset(struct request *r, struct blocks *b)
+void request_soft_reset(struct request *r, struct cache *c)
 {
-    table_clear(&r->table, b);
+    cache_clear(c, &r->table);
     r->phase = REQUEST_WAITING;
     r->past = 0;
     r->starved_tokens = 0;

@@ -8,6 +8,7 @@
  * prompt and then what was generated, in one array; `past` of them have keys in the cache. What is
  * still to be computed is always ids[past .. n_ids), and a step yields a token iff it computes up
  * to n_ids. So a soft reset is past = 0 and no blocks: nothing else of a request ever changes back.
+ * With blocks that others computed, a request begins with a past above 0.
  *
  * Memory is taken once. Each place in the pool has address space for the longest request; pages are
  * touched only by what is written there, and long requests give theirs back to the system when they
@@ -20,7 +21,7 @@
 #include <stdint.h>
 
 #include "daemon/base/list.h"
-#include "daemon/cache/table.h"
+#include "daemon/cache/cache.h"
 #include "daemon/sample/sampler.h"
 #include "shm/format.h" /* CB_STOP_IDS_MAX */
 #include "shm/stop.h"
@@ -51,10 +52,12 @@ struct request_spec {
     uint32_t top_k;               /* 0: off; above the vocabulary: off */
     float top_p;                  /* in (0, 1]; 1: off */
     uint64_t seed;
-    uint64_t deadline_ns; /* by daemon/base/clock.h; 0: none */
-    uint8_t priority;     /* 0-255; kept, not yet used       */
-    uint32_t uid;         /* whose quota                     */
-    void *owner;          /* the sink's: which lane and slot */
+    uint64_t deadline_ns;   /* by daemon/base/clock.h; 0: none */
+    uint8_t priority;       /* 0-255; kept, not yet used       */
+    uint32_t uid;           /* whose quota                     */
+    const void *cache_salt; /* blocks are shared with all that name it; NULL: within the uid    */
+    uint32_t n_cache_salt;  /* bytes                                                            */
+    void *owner;            /* the sink's: which lane and slot */
 };
 
 struct request_end {
@@ -79,6 +82,10 @@ struct request {
     uint32_t starved_tokens; /* it lately found no room for its first so many tokens; 0: it did  */
     uint32_t n_soft_resets;
     struct table table;
+    struct prefix_key key; /* whose blocks it may share: set by who took it from the pool         */
+    /* A row of its was not finite: it is computed once more, from the first id, and neither takes
+     * blocks of others nor gives any. */
+    bool is_suspect;
 
     struct sampler sampler;
     uint32_t *stop_ids; /* [n_stop_ids] */
@@ -116,8 +123,8 @@ static inline uint32_t request_n_generated(const struct request *r)
     return r->n_ids - r->n_prompt;
 }
 
-/* Gives its blocks back and makes it wait again, to be computed from its first id. */
-void request_soft_reset(struct request *r, struct blocks *b);
+/* Lets its blocks go and makes it wait again, to be computed from its first id. */
+void request_soft_reset(struct request *r, struct cache *c);
 
 /* Appends a generated token and says whether the request ends with it: FINISH_NONE, or, also in
  * r->end, STOP (a stop id), EOS, STOP (a string, found in the token's bytes text[n_text]), LENGTH:

@@ -17,15 +17,16 @@ enum { PREFILL_TOKENS_MIN = 16, PREFILL_TOKENS_GUESS = 64, STEP_TOKENS_MULTIPLE 
 
 struct scheduler {
     struct scheduler_config config;
-    struct blocks *blocks;
+    struct cache *cache;
     struct list active, waiting;
     struct request **order; /* [max_requests] */
     uint32_t n_active, n_waiting;
     uint32_t n_starved;  /* active requests with starved_tokens != 0             */
     bool admission_shut; /* after a soft reset, until an active request leaves   */
     double ns_per_token; /* of late steps that held prefill; 0: none measured    */
-    uint64_t n_soft_resets;
-    uint8_t *held; /* [n_blocks] scratch of scheduler_check */
+    uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens;
+    uint32_t n_blocks;
+    uint32_t *holders; /* [n_blocks] scratch of scheduler_check and scheduler_distrust */
 };
 
 /* What is left of a step's budgets while a plan is made. */
@@ -38,8 +39,9 @@ struct budget {
 };
 
 int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *config,
-                  struct blocks *b)
+                  struct cache *c)
 {
+    struct cache_counts room;
     assert(config->max_batch_tokens > 0 && config->max_requests_per_batch > 0);
     struct scheduler *s = calloc(1, sizeof *s);
     if (!s)
@@ -47,12 +49,14 @@ int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *
     s->config = *config;
     if (s->config.safety_margin < 0)
         s->config.safety_margin = config->policy->safety_margin;
-    s->blocks = b;
+    s->cache = c;
+    cache_counts(c, &room);
+    s->n_blocks = room.n_blocks;
     list_init(&s->active);
     list_init(&s->waiting);
     s->order = calloc(config->max_requests, sizeof *s->order);
-    s->held = calloc(blocks_n_total(b), sizeof *s->held);
-    if (!s->order || !s->held) {
+    s->holders = calloc(s->n_blocks, sizeof *s->holders);
+    if (!s->order || !s->holders) {
         scheduler_free(s);
         return -ENOMEM;
     }
@@ -64,7 +68,7 @@ struct scheduler *scheduler_free(struct scheduler *s)
 {
     if (s) {
         free(s->order);
-        free(s->held);
+        free(s->holders);
         free(s);
     }
     return NULL;
@@ -78,17 +82,63 @@ void scheduler_add(struct scheduler *s, struct request *r)
     s->n_waiting++;
 }
 
-void scheduler_remove(struct scheduler *s, struct request *r)
+/* An active request leaves the list; whoever waits for that to be admitted may be. */
+static void deactivate(struct scheduler *s, struct request *r)
 {
     list_remove(&r->link);
-    if (r->phase == REQUEST_WAITING) {
-        s->n_waiting--;
-        return;
-    }
     s->n_active--;
     s->n_starved -= r->starved_tokens != 0;
     s->admission_shut = false;
-    table_clear(&r->table, s->blocks);
+}
+
+void scheduler_remove(struct scheduler *s, struct request *r)
+{
+    if (r->phase == REQUEST_WAITING) {
+        list_remove(&r->link);
+        s->n_waiting--;
+        return;
+    }
+    deactivate(s, r);
+    if (r->end.finish == FINISH_ERROR)
+        cache_forget(s->cache, &r->table, 0);
+    cache_clear(s->cache, &r->table);
+}
+
+void scheduler_restart(struct scheduler *s, struct request *r)
+{
+    deactivate(s, r);
+    request_soft_reset(r, s->cache);
+    list_prepend(&s->waiting, &r->link);
+    s->n_waiting++;
+    s->n_restarts++;
+}
+
+/* The first of its blocks that is marked, or n_blocks. */
+static uint32_t first_marked(const struct scheduler *s, const struct table *t)
+{
+    uint32_t i = 0;
+    while (i < t->n_blocks && !s->holders[t->block_idx[i]])
+        i++;
+    return i;
+}
+
+void scheduler_distrust(struct scheduler *s, struct request *r, uint32_t first_block)
+{
+    const struct table *t = &r->table;
+    struct list *link, *after;
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        s->holders[i] = 0;
+    for (uint32_t i = first_block; i < t->n_blocks; i++)
+        s->holders[t->block_idx[i]] = 1;
+    cache_forget(s->cache, t, first_block);
+    list_for_each (link, after, &s->active) {
+        struct request *other = list_entry(link, struct request, link);
+        uint32_t first = first_marked(s, &other->table);
+        if (other == r || other->end.finish != FINISH_NONE || first == other->table.n_blocks)
+            continue;
+        cache_forget(s->cache, &other->table, first);
+        scheduler_restart(s, other);
+    }
 }
 
 uint32_t scheduler_pick(const struct list *active, enum request_phase phase, struct request **order,
@@ -108,7 +158,9 @@ uint32_t scheduler_pick(const struct list *active, enum request_phase phase, str
 /* Whether all starved requests, the oldest first, could now have what they last asked for. */
 static bool starved_fit(const struct scheduler *s)
 {
-    uint32_t n_free = blocks_n_free(s->blocks);
+    struct cache_counts room;
+    cache_counts(s->cache, &room);
+    uint32_t n_free = room.n_unheld;
     for (const struct list *link = s->active.next; link != &s->active; link = link->next) {
         const struct request *r = list_entry(link, struct request, link);
         if (r->starved_tokens == 0)
@@ -134,7 +186,7 @@ static bool relieve(struct scheduler *s)
         assert(link != &s->active);
         list_remove(link);
         list_prepend(&victims, link);
-        request_soft_reset(list_entry(link, struct request, link), s->blocks);
+        request_soft_reset(list_entry(link, struct request, link), s->cache);
         s->n_starved--;
         s->n_active--;
         s->n_soft_resets++;
@@ -169,14 +221,15 @@ static uint32_t prefill_budget(const struct scheduler *s, uint32_t n_decoding)
 
 static struct budget budget_init(const struct scheduler *s, uint32_t n_decoding)
 {
-    uint32_t n_blocks = blocks_n_total(s->blocks);
+    struct cache_counts room;
+    cache_counts(s->cache, &room);
     return (struct budget){
         .tokens = s->config.max_batch_tokens,
         .prefill_tokens = prefill_budget(s, n_decoding),
         .requests = s->config.max_requests_per_batch,
-        .reads = (int64_t)n_blocks * s->config.page_size,
+        .reads = (int64_t)room.n_blocks * s->config.page_size,
         .fast = s->config.max_blocks_per_request > 0,
-        .below_margin = (double)blocks_n_free(s->blocks) / n_blocks < s->config.safety_margin,
+        .below_margin = (double)room.n_unheld / room.n_blocks < s->config.safety_margin,
     };
 }
 
@@ -187,6 +240,62 @@ static bool budget_is_spent(const struct budget *left)
 
 enum answer { TAKEN, PASSED_OVER, LIKE_IT_NONE };
 
+/* What a request would be taken with. */
+struct offer {
+    uint32_t n_found;  /* blocks it would take over             */
+    uint32_t past;     /* tokens in the cache, theirs included  */
+    uint32_t n_tokens; /* that it would compute                 */
+};
+
+static struct offer offer_to(const struct scheduler *s, const struct budget *left,
+                             struct request *r)
+{
+    struct offer o = {.past = r->past};
+    if (r->phase == REQUEST_WAITING && !r->is_suspect) {
+        o.n_found = cache_find(s->cache, &r->key, r->ids, r->n_ids, &r->table);
+        o.past = o.n_found * s->config.page_size;
+    }
+    o.n_tokens = r->n_ids - o.past;
+    if (o.n_tokens > left->tokens)
+        o.n_tokens = left->tokens;
+    if (r->phase != REQUEST_DECODING && o.n_tokens > left->prefill_tokens)
+        o.n_tokens = left->prefill_tokens;
+    return o;
+}
+
+/* Takes the blocks: whether there were enough. */
+static bool make_room(struct scheduler *s, struct budget *left, struct request *r,
+                      const struct offer *o)
+{
+    uint32_t n_tokens = o->past + o->n_tokens;
+    bool waits = r->phase == REQUEST_WAITING;
+    if ((waits ? cache_admit(s->cache, &r->table, o->n_found, n_tokens)
+               : cache_grow(s->cache, &r->table, n_tokens)) == 0)
+        return true;
+    if (!left->without_room)
+        left->without_room = r;
+    if (!waits) {
+        r->starved_tokens = n_tokens;
+        s->n_starved++;
+    }
+    return false;
+}
+
+static void take(struct scheduler *s, struct batch *b, struct request *r, const struct offer *o,
+                 uint32_t new_block)
+{
+    if (o->n_found > 0) {
+        s->n_hits++;
+        s->n_hit_tokens += o->past;
+        if (r->n_soft_resets == 0)
+            r->end.n_prefix_hit = o->past;
+    }
+    r->past = o->past;
+    batch_add(b, r, o->n_tokens, new_block);
+    if (!r->is_suspect)
+        cache_promise(s->cache, &r->table, &r->key, r->ids, r->past, r->past + o->n_tokens);
+}
+
 /* Tries to take r into the batch. LIKE_IT_NONE: r was refused for a reason that holds for every
  * waiting request behind it as well. */
 static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left, struct request *r)
@@ -194,31 +303,20 @@ static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left
     bool decodes = r->phase == REQUEST_DECODING;
     if (left->below_margin && b->n_entries > 0 && !decodes)
         return LIKE_IT_NONE;
-    uint32_t n = r->n_ids - r->past;
-    if (n > left->tokens)
-        n = left->tokens;
-    if (!decodes && n > left->prefill_tokens)
-        n = left->prefill_tokens;
-    if (n == 0)
+    if (left->tokens == 0 || (!decodes && left->prefill_tokens == 0))
         return LIKE_IT_NONE;
-    bool fast =
-        left->fast && n == 1 && r->past / s->config.page_size < s->config.max_blocks_per_request;
-    if (!fast && r->past > left->reads)
+    const struct offer o = offer_to(s, left, r);
+    bool fast = left->fast && o.n_tokens == 1 &&
+                o.past / s->config.page_size < s->config.max_blocks_per_request;
+    if (!fast && o.past > left->reads)
         return PASSED_OVER;
-    uint32_t new_block = r->table.n_blocks;
-    if (table_grow(&r->table, s->blocks, r->past + n, s->config.page_size)) {
-        if (!left->without_room)
-            left->without_room = r;
-        if (r->phase != REQUEST_WAITING) {
-            r->starved_tokens = r->past + n;
-            s->n_starved++;
-        }
+    uint32_t new_block = r->table.n_blocks + o.n_found;
+    if (!make_room(s, left, r, &o))
         return PASSED_OVER;
-    }
-    batch_add(b, r, n, new_block);
-    left->tokens -= n;
-    left->prefill_tokens -= decodes ? 0 : n;
-    left->reads -= r->past;
+    take(s, b, r, &o, new_block);
+    left->tokens -= o.n_tokens;
+    left->prefill_tokens -= decodes ? 0 : o.n_tokens;
+    left->reads -= o.past;
     left->requests--;
     left->fast = fast;
     return TAKEN;
@@ -284,6 +382,14 @@ int scheduler_plan(struct scheduler *s, struct batch *b, uint64_t now_ns, struct
     return without_room ? SCHEDULER_STUCK : SCHEDULER_NOTHING;
 }
 
+void scheduler_advance(struct scheduler *s, const struct batch_entry *entry)
+{
+    struct request *r = entry->r;
+    r->past = entry->past + entry->n_tokens;
+    if (!r->is_suspect)
+        cache_settle(s->cache, &r->table, &r->key, r->ids, entry->past, r->past);
+}
+
 void scheduler_observe(struct scheduler *s, const struct batch *b, uint64_t model_ns)
 {
     uint32_t n_prefill = 0;
@@ -299,7 +405,13 @@ void scheduler_observe(struct scheduler *s, const struct batch *b, uint64_t mode
 void scheduler_counts(const struct scheduler *s, struct scheduler_counts *counts)
 {
     *counts = (struct scheduler_counts){
-        .n_active = s->n_active, .n_waiting = s->n_waiting, .n_soft_resets = s->n_soft_resets};
+        .n_active = s->n_active,
+        .n_waiting = s->n_waiting,
+        .n_soft_resets = s->n_soft_resets,
+        .n_restarts = s->n_restarts,
+        .n_hits = s->n_hits,
+        .n_hit_tokens = s->n_hit_tokens,
+    };
 }
 
 const struct list *scheduler_active(const struct scheduler *s)
@@ -334,11 +446,15 @@ static int check_list(const struct scheduler *s, const struct list *head, bool w
         if (err)
             return err;
         for (uint32_t i = 0; i < r->table.n_blocks; i++) {
-            if (r->table.block_idx[i] >= blocks_n_total(s->blocks))
+            if (r->table.block_idx[i] >= s->n_blocks)
                 return unclean(whyp, "scheduler: a table names a block that is not there");
-            if (s->held[r->table.block_idx[i]]++)
-                return unclean(whyp, "scheduler: a block stands in two tables");
+            s->holders[r->table.block_idx[i]]++;
         }
+        err = cache_check_table(s->cache, &r->table, &r->key, r->ids,
+                                between_steps && r->end.finish == FINISH_NONE ? r->past : r->n_ids,
+                                whyp);
+        if (err)
+            return err;
         *np += 1;
         *n_starvedp += r->starved_tokens != 0;
     }
@@ -348,8 +464,8 @@ static int check_list(const struct scheduler *s, const struct list *head, bool w
 int scheduler_check(const struct scheduler *s, bool between_steps, const char **whyp)
 {
     uint32_t n_active = 0, n_waiting = 0, n_starved = 0;
-    for (uint32_t i = 0; i < blocks_n_total(s->blocks); i++)
-        s->held[i] = 0;
+    for (uint32_t i = 0; i < s->n_blocks; i++)
+        s->holders[i] = 0;
     int err = check_list(s, &s->active, false, between_steps, &n_active, &n_starved, whyp);
     if (!err)
         err = check_list(s, &s->waiting, true, between_steps, &n_waiting, &n_starved, whyp);
@@ -359,5 +475,5 @@ int scheduler_check(const struct scheduler *s, bool between_steps, const char **
         return unclean(whyp, "scheduler: a count is not its list's length");
     if (s->admission_shut && n_active == 0)
         return unclean(whyp, "scheduler: admission is shut and nobody is there to open it");
-    return blocks_check(s->blocks, s->held, whyp);
+    return cache_check(s->cache, s->holders, whyp);
 }

@@ -5,6 +5,9 @@
  * come last. A request takes what the token budget leaves, so that prompts are computed in chunks
  * beside decoding.
  *
+ * A waiting request that begins like others takes over the blocks they share (cache.h), also those
+ * that the very step it is taken into computes: then its own tokens are the rest.
+ *
  * When active requests find no room, the newest of those is soft reset and waits at the end of the
  * line; from then on nobody is admitted until an active request leaves. One request always stays,
  * and any that was accepted fits alone, so there is always progress. Engine thread only; never
@@ -14,7 +17,7 @@
 
 #include <stdint.h>
 
-#include "daemon/cache/blocks.h"
+#include "daemon/cache/cache.h"
 #include "daemon/sched/batch.h"
 #include "daemon/sched/request.h"
 
@@ -48,17 +51,24 @@ struct scheduler_config {
 
 struct scheduler;
 
-/* Schedules over the blocks of b, which must outlive it. 0 or -ENOMEM. */
+/* Schedules over the cache c, which must outlive it. 0 or -ENOMEM. */
 int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *config,
-                  struct blocks *b);
+                  struct cache *c);
 struct scheduler *scheduler_free(struct scheduler *s); /* NULL is fine; returns NULL */
 
 /* Puts a WAITING request at the end of the line. */
 void scheduler_add(struct scheduler *s, struct request *r);
 
-/* Takes the request out, wherever it stands, and its blocks back. Never while it is on the
- * device. */
+/* Takes the request out, wherever it stands, and its blocks back; if it ended with an error, nobody
+ * finds them any more. Never while it is on the device. */
 void scheduler_remove(struct scheduler *s, struct request *r);
+
+/* What is in r's blocks from that one on is not what its ids say: nobody finds them any more, and
+ * who took them over begins anew. Between steps, or between planning one and submitting it. */
+void scheduler_distrust(struct scheduler *s, struct request *r, uint32_t first_block);
+
+/* Makes the active request wait again, before all others. Likewise. */
+void scheduler_restart(struct scheduler *s, struct request *r);
 
 enum { SCHEDULER_NOTHING = 1, SCHEDULER_STUCK = 2 };
 
@@ -67,12 +77,16 @@ enum { SCHEDULER_NOTHING = 1, SCHEDULER_STUCK = 2 };
  * then *stuckp is the one to give up. Call it between steps only. */
 int scheduler_plan(struct scheduler *s, struct batch *b, uint64_t now_ns, struct request **stuckp);
 
+/* The batch's entry was computed: moves its past, and its complete blocks are shared. */
+void scheduler_advance(struct scheduler *s, const struct batch_entry *entry);
+
 /* Says what the model took for a batch: the measure for step_ms_max. */
 void scheduler_observe(struct scheduler *s, const struct batch *b, uint64_t model_ns);
 
 struct scheduler_counts {
     uint32_t n_active, n_waiting;
-    uint64_t n_soft_resets;
+    uint64_t n_soft_resets, n_restarts;
+    uint64_t n_hits, n_hit_tokens; /* requests that took blocks over, tokens in these */
 };
 void scheduler_counts(const struct scheduler *s, struct scheduler_counts *counts);
 

@@ -70,6 +70,7 @@ struct shape {
     uint32_t max_batch_tokens, page_size, n_blocks, max_requests_per_batch, step_us;
     enum scheduler_kind scheduler;
     uint32_t max_held_tokens; /* 0: plenty */
+    bool shares_nothing;
 };
 
 static void rig_engine(struct rig *g, const struct shape *s, const struct engine_sink *sink)
@@ -81,6 +82,7 @@ static void rig_engine(struct rig *g, const struct shape *s, const struct engine
                                    .max_batch_tokens = s->max_batch_tokens,
                                    .max_requests_per_batch = s->max_requests_per_batch,
                                    .safety_margin = -1,
+                                   .allow_block_sharing = !s->shares_nothing,
                                    .step_ms_max = 50};
     virtual_clock_init(&g->time, &g->clock);
     cr_assert_eq(engine_new(&g->engine, &config, g->model, sink, &g->clock), 0);
@@ -149,7 +151,8 @@ static void run_alone(const struct job *j, struct job *alone)
     rig_init(&g, &(struct shape){.max_batch_tokens = 256,
                                  .page_size = 64,
                                  .n_blocks = 8,
-                                 .max_requests_per_batch = 4});
+                                 .max_requests_per_batch = 4,
+                                 .shares_nothing = true});
     cr_assert_eq(submit(&g, alone), 0);
     run_dry(&g);
     rig_fini(&g);
@@ -161,8 +164,16 @@ static void job_random(struct job *j, uint64_t *state)
     static struct cb_stops compiled;
     memset(j, 0, sizeof *j);
     j->n_prompt = 1 + random_below(state, random_below(state, 4) ? 30 : 90);
+    /* Most begin like others, for a while. */
+    uint32_t family = 2 + random_below(state, 2);
+    uint32_t n_alike = j->n_prompt - random_below(state, random_below(state, 3) ? 6 : j->n_prompt);
     for (uint32_t i = 0; i < j->n_prompt; i++)
-        j->prompt[i] = random_below(state, VOCAB);
+        j->prompt[i] = i < n_alike ? i * family : random_below(state, VOCAB);
+    j->spec.uid = random_below(state, 2);
+    if (random_below(state, 4) == 0) {
+        j->spec.cache_salt = "salt";
+        j->spec.n_cache_salt = 4;
+    }
     j->spec.max_new_tokens = random_below(state, 16) ? random_below(state, 70) : 0;
     j->spec.ignore_eos = random_below(state, 2);
     if (random_below(state, 2)) {
@@ -208,7 +219,8 @@ static void check_against_alone(const struct job *j)
 }
 
 /* Random arrivals, cancels and deadlines until all ended; the finishes seen are counted. */
-static uint64_t storm(const struct shape *s, uint64_t seed, uint32_t n_jobs, uint32_t n_finishes[7])
+static struct engine_stats storm(const struct shape *s, uint64_t seed, uint32_t n_jobs,
+                                 uint32_t n_finishes[7])
 {
     static struct job jobs[JOBS_MAX];
     struct rig g;
@@ -244,7 +256,7 @@ static uint64_t storm(const struct shape *s, uint64_t seed, uint32_t n_jobs, uin
         check_against_alone(&jobs[i]);
         n_finishes[jobs[i].end.finish]++;
     }
-    return stats.n_soft_resets;
+    return stats;
 }
 
 /* ---- each result is what it is alone --------------------------------------------------------- */
@@ -253,7 +265,7 @@ Test(engine, storms_give_each_request_what_it_gets_alone)
 {
     static const uint32_t budgets[] = {16, 2048}, pages[] = {4, 16, 256};
     uint32_t n_finishes[7] = {0};
-    uint64_t n_resets = 0, seed = 1;
+    uint64_t n_resets = 0, n_hits = 0, n_evicted = 0, seed = 1;
     for (int roomy = 0; roomy < 4; roomy++)
         for (int b = 0; b < 2; b++)
             for (int p = 0; p < 3; p++)
@@ -264,9 +276,14 @@ Test(engine, storms_give_each_request_what_it_gets_alone)
                                       .n_blocks = (n_tokens + pages[p] - 1) / pages[p],
                                       .max_requests_per_batch = 1 + (uint32_t)seed % 16,
                                       .scheduler = kind ? SCHEDULER_PREFILL_FIRST : SCHEDULER_FIFO};
-                    n_resets += storm(&s, seed, 40, n_finishes);
+                    struct engine_stats stats = storm(&s, seed, 40, n_finishes);
+                    n_resets += stats.n_soft_resets;
+                    n_hits += stats.n_prefix_hits;
+                    n_evicted += stats.n_evicted_blocks;
                 }
     cr_assert_gt(n_resets, 20u, "the tiny caches forced only %lu soft resets", n_resets);
+    cr_assert_gt(n_hits, 200u, "only %lu requests took blocks over", n_hits);
+    cr_assert_gt(n_evicted, 100u, "only %lu blocks were given up", n_evicted);
     for (int f = FINISH_EOS; f <= FINISH_DEADLINE; f++)
         cr_assert_gt(n_finishes[f], 3u, "only %u ended with %d", n_finishes[f], f);
     cr_assert_eq(n_finishes[FINISH_ERROR], 0);
@@ -501,7 +518,8 @@ Test(engine, soft_reset_keeps_times_and_the_count_of_tokens)
     rig_init(&g, &(struct shape){.max_batch_tokens = 64,
                                  .page_size = 4,
                                  .n_blocks = 8,
-                                 .max_requests_per_batch = 8});
+                                 .max_requests_per_batch = 8,
+                                 .shares_nothing = true});
     uint64_t first_token_ns = 0;
     uint32_t n_resets = 0;
     for (int i = 0; i < 2; i++) {
@@ -534,7 +552,8 @@ Test(engine, who_was_reset_waits_at_the_end_of_the_line)
     rig_init(&g, &(struct shape){.max_batch_tokens = 64,
                                  .page_size = 4,
                                  .n_blocks = 8,
-                                 .max_requests_per_batch = 8});
+                                 .max_requests_per_batch = 8,
+                                 .shares_nothing = true});
     a = job_of(8, 20);
     b = job_of(8, 20);
     c = job_of(12, 2);
@@ -861,10 +880,11 @@ Test(engine, blocks_are_populated_once_and_cleared_when_given_again)
     script_init(&s);
     for (int i = 0; i < 2; i++) {
         j = job_of(14, 2);
+        j.prompt[0] = (uint32_t)i; /* nothing is shared with the one before */
         cr_assert_eq(submit(&s.rig, &j), 0);
         run_dry(&s.rig);
-        cr_assert_eq(s.n_populated, 4);
-        cr_assert_eq(s.n_cleared, i ? 4 : 0);
+        cr_assert_eq(s.n_populated, i ? 7 : 4);
+        cr_assert_eq(s.n_cleared, i ? 1 : 0); /* the last one was not complete, so not kept */
     }
     while ((r = engine_populate_some(s.rig.engine, 1)) == ENGINE_MORE)
         ;

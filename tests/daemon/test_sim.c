@@ -33,6 +33,7 @@ Test(sim, gives_the_same_run_for_the_same_seed, .timeout = 120)
 Test(sim, reaches_ends_of_every_kind, .timeout = 120)
 {
     uint64_t n_finished = 0, n_cancelled = 0, n_rejected = 0, n_deaths = 0, n_hostile = 0;
+    uint64_t n_prefix_hits = 0, n_evicted = 0;
     for (uint64_t seed = 2000; seed < 2050; seed++) {
         struct sim_report r;
         cr_assert_eq(sim_run(seed, &r), 0, "%s", r.error);
@@ -41,10 +42,14 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
         n_rejected += r.n_rejected;
         n_deaths += r.n_deaths;
         n_hostile += r.n_hostile;
+        n_prefix_hits += r.n_prefix_hits;
+        n_evicted += r.n_evicted;
     }
     cr_assert_gt(n_finished, 50);
     cr_assert_gt(n_cancelled, 50);
     cr_assert_gt(n_rejected, 20);
     cr_assert_gt(n_deaths, 50);
     cr_assert_gt(n_hostile, 10);
+    cr_assert_gt(n_prefix_hits, 50);
+    cr_assert_gt(n_evicted, 50);
 }

@@ -7,7 +7,7 @@
 enum { N_BLOCKS = 8, PAGE = 4 };
 
 struct bench {
-    struct blocks *blocks;
+    struct cache *cache;
     struct requests *requests;
     struct scheduler *scheduler;
     struct batch *batch;
@@ -21,9 +21,9 @@ static void bench_init(struct bench *b)
                                       .max_requests_per_batch = 4,
                                       .page_size = PAGE,
                                       .safety_margin = -1};
-    cr_assert_eq(blocks_new(&b->blocks, N_BLOCKS), 0);
+    cr_assert_eq(cache_new(&b->cache, &(struct cache_config){N_BLOCKS, PAGE, true}), 0);
     cr_assert_eq(requests_new(&b->requests, 4, N_BLOCKS * PAGE, N_BLOCKS), 0);
-    cr_assert_eq(scheduler_new(&b->scheduler, &config, b->blocks), 0);
+    cr_assert_eq(scheduler_new(&b->scheduler, &config, b->cache), 0);
     cr_assert_eq(batch_new(&b->batch, 16, 4, N_BLOCKS), 0);
 }
 
@@ -32,16 +32,17 @@ static void bench_fini(struct bench *b)
     batch_free(b->batch);
     scheduler_free(b->scheduler);
     requests_free(b->requests);
-    blocks_free(b->blocks);
+    cache_free(b->cache);
 }
 
-static struct request *add(struct bench *b, uint32_t n_prompt)
+static struct request *add(struct bench *b, uint32_t n_prompt, uint32_t first_id)
 {
-    static const uint32_t prompt[N_BLOCKS * PAGE];
+    uint32_t prompt[N_BLOCKS * PAGE] = {first_id};
     struct request_spec spec = {
         .prompt = prompt, .n_prompt = n_prompt, .max_new_tokens = 2, .top_p = 1};
     struct request *r = requests_take(b->requests, &spec, 100, 1);
     cr_assert_not_null(r);
+    r->key = cache_key(b->cache, 0, NULL, 0);
     scheduler_add(b->scheduler, r);
     return r;
 }
@@ -58,12 +59,14 @@ Test(scheduler, nobody_there_is_nothing)
 Test(scheduler, blocks_that_leaked_make_it_name_the_request_to_give_up)
 {
     struct bench b;
-    uint32_t leaked[N_BLOCKS];
+    uint32_t storage[N_BLOCKS];
+    struct table leaked;
     struct request *stuck = NULL;
     const char *why = NULL;
     bench_init(&b);
-    cr_assert_eq(blocks_take(b.blocks, N_BLOCKS, leaked), 0);
-    struct request *r = add(&b, 3);
+    table_init(&leaked, storage, N_BLOCKS);
+    cr_assert_eq(cache_grow(b.cache, &leaked, N_BLOCKS * PAGE), 0);
+    struct request *r = add(&b, 3, 0);
     cr_assert_eq(scheduler_plan(b.scheduler, b.batch, 1, &stuck), SCHEDULER_STUCK);
     cr_assert_eq(stuck, r);
     cr_assert_lt(scheduler_check(b.scheduler, true, &why), 0);
@@ -77,9 +80,10 @@ Test(scheduler, audit_sees_a_block_in_two_tables)
     struct request *stuck;
     const char *why = "";
     bench_init(&b);
-    struct request *r = add(&b, 5), *s = add(&b, 5);
+    struct request *r = add(&b, 5, 0), *s = add(&b, 5, 1);
     cr_assert_eq(scheduler_plan(b.scheduler, b.batch, 1, &stuck), 0);
-    r->past = s->past = 5;
+    for (uint32_t i = 0; i < b.batch->n_entries; i++)
+        scheduler_advance(b.scheduler, &b.batch->entries[i]);
     r->ids[r->n_ids++] = s->ids[s->n_ids++] = 1;
     r->end.n_generated = s->end.n_generated = 1;
     cr_assert_eq(scheduler_check(b.scheduler, true, &why), 0, "%s", why);

@@ -17,7 +17,7 @@ struct traced {
     const char *id;
     struct request *r; /* NULL: not accepted, or ended */
     enum finish finish;
-    json_int_t finished_at;
+    json_int_t finished_at, prefix_hit;
 };
 
 struct replay {
@@ -82,6 +82,7 @@ static void on_end(void *ctx, struct request *r, void *owner, const struct reque
     t->r = NULL;
     t->finish = end->finish;
     t->finished_at = end->finish == FINISH_LENGTH ? p->step : -1;
+    t->prefix_hit = end->n_prefix_hit;
     p->n_ended++;
 }
 
@@ -101,6 +102,7 @@ static struct engine *engine_of(struct replay *p, const json_t *w, struct model 
         .max_requests_per_batch = (uint32_t)integer(w, "max_requests_per_batch"),
         .max_blocks_per_request = (uint32_t)integer(w, "max_blocks_per_request"),
         .safety_margin = json_number_value(json_object_get(w, "safety_margin")),
+        .allow_block_sharing = json_is_true(json_object_get(w, "allow_block_sharing")),
     };
     struct engine_sink sink = {.ctx = p, .token = on_token, .end = on_end};
     cr_assert_eq(engine_new(&p->engine, &config, m, &sink, &clock), 0);
@@ -213,46 +215,28 @@ static void compare_ends(struct replay *p, const json_t *w)
             snprintf(p->why, sizeof p->why, "%s finished at step %lld instead of %lld",
                      p->requests[i].id, (long long)p->requests[i].finished_at, (long long)want);
     }
-}
-
-/* The first step with a request that took over shared blocks: what sharing cannot have changed. */
-static size_t steps_before_sharing(const json_t *w)
-{
-    const json_t *hits = json_object_get(w, "prefix_hits"), *step, *entry;
-    size_t i, k;
-    json_array_foreach(json_object_get(w, "steps"), i, step)
-    {
-        json_array_foreach(step, k, entry)
-        {
-            if (json_object_get(hits, json_string_value(json_object_get(entry, "id"))))
-                return i;
-        }
+    const json_t *hits = json_object_get(w, "prefix_hits");
+    for (size_t i = 0; i < p->n_requests && !p->why[0]; i++) {
+        json_int_t want = integer(hits, p->requests[i].id);
+        if (p->requests[i].prefix_hit != want)
+            snprintf(p->why, sizeof p->why, "%s took over %lld tokens instead of %lld",
+                     p->requests[i].id, (long long)p->requests[i].prefix_hit, (long long)want);
     }
-    return json_array_size(json_object_get(w, "steps"));
 }
 
 Test(traces, exact_workloads_match_step_by_step)
 {
     json_t *root = traces(), *w;
     static struct replay p;
-    size_t i, n_exact = 0, n_shared = 0;
+    size_t i;
     json_array_foreach(json_object_get(root, "workloads"), i, w)
     {
         const char *name = json_string_value(json_object_get(w, "name"));
-        bool needs_sharing = json_is_true(json_object_get(w, "allow_block_sharing")) &&
-                             json_object_size(json_object_get(w, "prefix_hits")) > 0;
-        replay(&p, root, w, needs_sharing ? steps_before_sharing(w) : SIZE_MAX);
-        if (needs_sharing) {
-            n_shared++;
-        } else {
-            compare_ends(&p, w);
-            n_exact++;
-        }
+        replay(&p, root, w, SIZE_MAX);
+        compare_ends(&p, w);
         cr_expect_str_empty(p.why, "%s: %s", name, p.why);
     }
-    printf("traces: %zu workloads match exactly, %zu need prefix sharing (compared up to it)\n",
-           n_exact, n_shared);
-    cr_assert_geq(n_exact, (size_t)40);
+    cr_assert_eq(i, (size_t)58);
     json_decref(root);
 }
 

@@ -233,6 +233,7 @@ static void draw_settings(struct sim *s)
     set(s, "num_blocks", "%u", context_blocks / 2 + 1 + sim_draw(r, 3 * context_blocks));
     set(s, "max_batch_tokens", "%u", 2 + sim_draw(r, 40));
     set(s, "max_requests_per_batch", "%u", 1 + sim_draw(r, 8));
+    set(s, "allow_block_sharing", sim_draw(r, 8) ? "true" : "false", 0);
     set(s, "scheduler", sim_draw(r, 2) ? "fifo" : "prefill_first", 0);
     set(s, "max_requests", "%u", 1 + sim_draw(r, 24));
     set(s, "max_held_tokens", "%u", 1024);
@@ -307,7 +308,7 @@ void sim_audit(struct sim *s)
         sim_fail(s, "work waited and nothing moved");
 }
 
-/* Nobody is there any more: nothing may be left. */
+/* Nobody is there any more: nothing may be left but what is kept to be found again. */
 static void check_empty(struct sim *s)
 {
     struct engine_stats stats;
@@ -434,6 +435,8 @@ int sim_run(uint64_t seed, struct sim_report *report)
         report->n_hostile += s->clients[i].is_hostile;
     }
     run(s);
+    report->n_prefix_hits = cb_stats_get(s->stats.base, CB_STAT_prefix_hits);
+    report->n_evicted = cb_stats_get(s->stats.base, CB_STAT_blocks_evicted);
     sim_note(s, s->time.now_ns);
     sim_free(s);
     return report->error[0] ? -1 : 0;

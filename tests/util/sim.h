@@ -23,6 +23,7 @@ struct sim_report {
     char error[512]; /* empty: all held */
     uint64_t digest;
     uint64_t n_turns, n_requests, n_finished, n_cancelled, n_rejected, n_deaths, n_hostile;
+    uint64_t n_prefix_hits, n_evicted;
 };
 
 /* 0, or -1 with report->error. */

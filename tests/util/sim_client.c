@@ -167,9 +167,11 @@ static void draw_request(struct sim_client *c, struct sim_request *r)
     uint32_t n_vocab = c->welcome.geometry.n_vocab;
     memset(r, 0, sizeof *r);
     r->user = ++c->last_user;
-    r->n_prompt = 1 + draw(c, draw(c, 3) ? 8 : SIM_PROMPT_MAX);
+    r->n_prompt = 1 + draw(c, draw(c, 2) ? 8 : SIM_PROMPT_MAX);
+    /* Most begin alike, many to their end. */
+    uint32_t n_alike = draw(c, 5) ? r->n_prompt - draw(c, draw(c, 2) ? r->n_prompt : 1) : 0;
     for (uint32_t i = 0; i < r->n_prompt; i++)
-        r->prompt[i] = draw(c, n_vocab);
+        r->prompt[i] = i < n_alike ? 1 + i : draw(c, n_vocab);
     r->max_new_tokens = draw(c, 10) ? draw(c, 16) : CB_NO_LIMIT; /* within the context */
     r->temperature = draw(c, 2) ? 0 : 0.7f;
     r->seed = draw(c, 1u << 30);

@@ -14,6 +14,7 @@
 
 #include <stdatomic.h>
 
+#include "kernels/cpu/memory.h"
 #include "kernels/cpu/pool.h"
 #include "kernels/kernels.h"
 
@@ -31,6 +32,7 @@ enum {
 struct backend {
     struct pool *pool;
     const struct level *level;
+    struct arena weights;
     _Atomic uint64_t weight_bytes;
 };
 
@@ -112,10 +114,6 @@ struct cpu_stream {
     size_t weights_stride;
     size_t scratch_bytes, q_bytes, x_bytes, partials_bytes, tracks_bytes;
 };
-
-/* 64-byte aligned, zeroed; NULL: no memory. Freed by memory_free with the same size. */
-void *memory_new(size_t bytes);
-void *memory_free(void *data, size_t bytes);
 
 /* weight.c, kv.c, stream.c, sample.c: the bodies of the table's functions of these names. */
 int cpu_weight_new(struct backend *b, struct weight **weightp, const struct weight_spec *spec,

@@ -49,9 +49,8 @@ int cpu_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
     kv->head_bytes = shape->page_size / 16 * 2 * kv->half_bytes;
     /* The last row's vector load may run past the last page by less than a vector. */
     kv->mapped_bytes = kv->page_bytes * shape->n_pages + SYSTEM_PAGE;
-    kv->data = mmap(NULL, kv->mapped_bytes, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (kv->data == MAP_FAILED) {
+    kv->data = memory_huge_new(kv->mapped_bytes);
+    if (!kv->data) {
         free(kv);
         return -ENOMEM;
     }
@@ -64,7 +63,7 @@ struct kv *cpu_kv_free(struct kv *kv)
 {
     if (!kv)
         return NULL;
-    munmap(kv->data, kv->mapped_bytes);
+    memory_free(kv->data, kv->mapped_bytes);
     free(kv);
     return NULL;
 }

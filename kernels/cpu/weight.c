@@ -11,22 +11,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-
-void *memory_new(size_t bytes)
-{
-    void *data = mmap(NULL, bytes ? bytes : 1, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-
-    return data == MAP_FAILED ? NULL : data;
-}
-
-void *memory_free(void *data, size_t bytes)
-{
-    if (data)
-        munmap(data, bytes ? bytes : 1);
-    return NULL;
-}
 
 bool panel_is_quantised(enum dtype t)
 {
@@ -181,7 +165,7 @@ int cpu_weight_new(struct backend *b, struct weight **weightp, const struct weig
     /* Prefetches run past the last panel, which is harmless; the slack is for the last vector
      * load. */
     w->bytes += 64;
-    w->data = memory_new(w->bytes);
+    w->data = arena_take(&b->weights, w->bytes);
     if (!w->data) {
         cpu_weight_free(w);
         return -ENOMEM;
@@ -239,8 +223,7 @@ struct weight *cpu_weight_free(struct weight *w)
 {
     if (!w)
         return NULL;
-    if (w->data)
-        memory_free(w->data, w->bytes);
+    arena_give(&w->backend->weights, w->data);
     free(w);
     return NULL;
 }

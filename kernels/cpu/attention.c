@@ -16,8 +16,6 @@
 #include "kernels/cpu/quant.h"
 #include "kernels/cpu/vec.h"
 
-enum { NEXT_KEYS = 144 };
-
 static struct attention_scratch scratch_of(const struct attention_job *job, uint32_t worker)
 {
     uint8_t *at = job->s->scratch + worker * job->s->scratch_bytes;
@@ -56,34 +54,44 @@ static void rows_of(const struct attention_job *job, const struct attention_tile
     }
 }
 
-/* Where keys of a sequence begin at a position, as far as they lie in one piece and are soon
- * wanted. */
-static struct attention_next keys_at(const struct attention_job *job, uint32_t seq_idx,
-                                     uint32_t kv_head, uint32_t position)
+/* Blocks of keys [first, end) of a sequence, as far as their span goes. */
+static void blocks_ahead(const struct attention_job *job, uint32_t seq_idx, uint32_t kv_head,
+                         uint32_t first, uint32_t end, struct attention_ahead *ahead)
 {
     const struct step *step = job->args->step;
     const struct kv_shape *shape = &job->kv->shape;
-    uint32_t page = step->table[step->table_off[seq_idx] + position / shape->page_size];
-    uint32_t at = position % shape->page_size, n_keys = shape->page_size - at;
+    uint32_t span_end = (first / KERNELS_SPAN + 1) * KERNELS_SPAN;
 
-    n_keys = n_keys < NEXT_KEYS ? n_keys : NEXT_KEYS;
-    if (page >= shape->n_pages)
-        return (struct attention_next){0};
-    return (struct attention_next){kv_block(job->kv, page, job->args->layer, kv_head, at),
-                                   (uint32_t)(n_keys / 16 * 2 * job->kv->half_bytes / 64)};
+    end = end < span_end ? end : span_end;
+    ahead->n_blocks = 0;
+    for (uint32_t at = first / 16 * 16; at < end; at += 16) {
+        uint32_t page = step->table[step->table_off[seq_idx] + at / shape->page_size];
+
+        if (page >= shape->n_pages)
+            break;
+        ahead->blocks[ahead->n_blocks++] =
+            kv_block(job->kv, page, job->args->layer, kv_head, at % shape->page_size);
+    }
 }
 
-/* The first keys of an item, if there is one. */
-static struct attention_next first_keys(const struct attention_job *job, uint32_t item)
+/* What follows a span of an item: its next span, or the first one of the item after it. */
+static void look_ahead(const struct attention_job *job, uint32_t item, uint32_t span,
+                       const struct attention_row *last, struct attention_ahead *ahead)
 {
-    const struct attention_tile *tile = &job->s->tiles[item / job->args->n_kv_heads];
-    uint32_t kv_head = item % job->args->n_kv_heads;
-    struct attention_row row;
+    uint32_t n_heads = job->args->n_kv_heads, next = (span + 1) * KERNELS_SPAN;
+    const struct attention_tile *tile = &job->s->tiles[item / n_heads];
+    struct attention_row row = *last;
 
-    if (item >= job->n_items)
-        return (struct attention_next){0};
-    rows_of(job, &(struct attention_tile){tile->seq_idx, tile->row_begin, 1}, kv_head, &row);
-    return keys_at(job, tile->seq_idx, kv_head, row.first / KERNELS_SPAN * KERNELS_SPAN);
+    ahead->n_blocks = 0;
+    if (next >= last->end) {
+        if (++item >= job->n_items)
+            return;
+        tile = &job->s->tiles[item / n_heads];
+        rows_of(job, &(struct attention_tile){tile->seq_idx, tile->row_begin, 1}, item % n_heads,
+                &row);
+        next = row.first;
+    }
+    blocks_ahead(job, tile->seq_idx, item % n_heads, next, row.end, ahead);
 }
 
 /* total, sum <- merge with a later partial that saw a key. */
@@ -164,11 +172,8 @@ static void attend(const struct attention_job *job, uint32_t item, uint32_t work
     first = rows[0].first / KERNELS_SPAN;
     end = rows[tile->n_rows - 1].end;
     for (uint32_t span = first; span * KERNELS_SPAN < end; span++) {
-        uint32_t next = (span + 1) * KERNELS_SPAN;
-
         if (tile->n_rows <= FEW_ROWS)
-            c.next =
-                next < end ? keys_at(job, tile->seq_idx, kv_head, next) : first_keys(job, item + 1);
+            look_ahead(job, item, span, &rows[tile->n_rows - 1], &c.ahead);
         for (uint32_t r = 0; r < tile->n_rows; r += ATTENTION_SUB_ROWS) {
             uint32_t n =
                 tile->n_rows - r < ATTENTION_SUB_ROWS ? tile->n_rows - r : ATTENTION_SUB_ROWS;
@@ -218,9 +223,7 @@ static void attend_span(const struct attention_job *job, uint32_t tile_head, uin
 
     rows_of(job, tile, kv_head, rows);
     if (tile->n_rows <= FEW_ROWS)
-        c.next = (span + 1) * KERNELS_SPAN < rows[tile->n_rows - 1].end
-                     ? keys_at(job, tile->seq_idx, kv_head, (span + 1) * KERNELS_SPAN)
-                     : first_keys(job, tile_head + 1);
+        look_ahead(job, tile_head, span, &rows[tile->n_rows - 1], &c.ahead);
     LEVEL(attention_queries)(job, &c, rows, tile->n_rows);
     for (uint32_t r = 0; r < tile->n_rows; r += ATTENTION_SUB_ROWS) {
         uint32_t n = tile->n_rows - r < ATTENTION_SUB_ROWS ? tile->n_rows - r : ATTENTION_SUB_ROWS;

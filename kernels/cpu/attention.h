@@ -23,10 +23,11 @@ struct attention_job {
     uint32_t partial_rows; /* split: rows reserved a (tile, head)                               */
 };
 
-/* Keys that the worker will want after those at hand, for the cache. */
-struct attention_next {
-    const uint8_t *keys;
-    uint32_t n_lines; /* 0: not known */
+/* Keys and values that the worker takes after those at hand: block by block of 16 keys. They are
+ * fetched evenly while it computes, so that memory is never idle. */
+struct attention_ahead {
+    const uint8_t *blocks[KERNELS_SPAN / 16];
+    uint32_t n_blocks; /* 0: not known */
 };
 
 /* A worker's scratch, carved from the stream's. */
@@ -36,7 +37,7 @@ struct attention_scratch {
     uint8_t *p;   /* [8][256] coefficients, in place */
     float *part;  /* [8][o_stride]                   */
     float *total; /* [32][o_stride]                  */
-    struct attention_next next;
+    struct attention_ahead ahead;
 };
 
 /* What is known of a row besides its vector. */

@@ -26,11 +26,46 @@ enum {
     FETCH_LEVEL = 2
 };
 
-/* Lines of a stream in order, which memory likes best. */
-INLINE void fetch(const uint8_t *p, uint32_t n_lines)
+/* Blocks of keys at once, for so many rows: as many sums as there are registers. */
+#if VEC_512
+#define SCORE_BLOCKS(n_rows) ((n_rows) > 4 ? 2u : 4u)
+#else
+#define SCORE_BLOCKS(n_rows) ((n_rows) > 2 ? 1u : (n_rows) == 2 ? 2u : 4u)
+#endif
+
+/* Goes through what is ahead, a few lines a turn: in order, which memory likes best. */
+struct fetcher {
+    const uint8_t *const *block, *const *end;
+    size_t at, block_bytes;
+    uint32_t n_lines; /* a turn */
+};
+
+/* Spreads what is ahead over the turns that n_blocks blocks take: a pair of dimensions of their
+ * keys, then a pair of keys of their values. */
+static struct fetcher fetcher_of(const struct attention_ahead *ahead, size_t block_bytes,
+                                 uint32_t n_blocks, uint32_t n_rows, uint32_t hd)
 {
-    for (uint32_t line = 0; line < n_lines; line++)
-        __builtin_prefetch(p + 64 * line, 0, FETCH_LEVEL);
+    uint32_t at_once = SCORE_BLOCKS(n_rows), n_lines = (uint32_t)(block_bytes / 64);
+    uint32_t n_turns = (n_blocks / at_once + n_blocks % at_once) * (hd / 2) + n_blocks * 8;
+    uint32_t n = (ahead->n_blocks * n_lines + n_turns - 1) / n_turns;
+
+    return (struct fetcher){.block = ahead->blocks,
+                            .end = ahead->blocks + ahead->n_blocks,
+                            .block_bytes = block_bytes,
+                            .n_lines = n < n_lines ? n : n_lines};
+}
+
+INLINE void fetch(struct fetcher *f)
+{
+    if (f->block == f->end)
+        return;
+    for (uint32_t line = 0; line < f->n_lines; line++)
+        __builtin_prefetch(*f->block + f->at + 64 * line, 0, FETCH_LEVEL);
+    f->at += 64 * f->n_lines;
+    if (f->at >= f->block_bytes) {
+        f->at = 0;
+        f->block++;
+    }
 }
 
 INLINE void queries(const struct attention_job *job, const struct attention_row *rows,
@@ -82,19 +117,15 @@ static void find_blocks(const struct attention_job *job, uint32_t seq_idx, uint3
     }
 }
 
-/* Scores of n_rows rows and n_blocks blocks of keys, both constants; n_ahead blocks follow. */
-INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t n_ahead,
-                         uint32_t hd, const uint32_t n_rows, const uint32_t n_blocks,
-                         const enum dtype t)
+/* Scores of n_rows rows and n_blocks blocks of keys, both constants. */
+INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k,
+                         struct fetcher *ahead, uint32_t hd, const uint32_t n_rows,
+                         const uint32_t n_blocks, const enum dtype t)
 {
     const size_t pair_bytes = t == DTYPE_F32 ? 128 : t == DTYPE_U8 ? 32 : 64;
-    const size_t q_bytes = hd * COEF_BYTES(t), block_bytes = 2 * kv_half_bytes(t, hd);
-    /* A turn: all blocks in hd / 2 turns. */
-    const uint32_t n_lines = t == DTYPE_F32 ? 16 : t == DTYPE_U8 ? 5 : 8;
+    const size_t q_bytes = hd * COEF_BYTES(t);
     v16 acc[SCORE_ROWS][4];
     unpacker u[4];
-    const uint8_t *const *ahead = k + n_blocks;
-    size_t fetched = 0;
 
     UNROLL for (uint32_t r = 0; r < n_rows; r++)
     {
@@ -105,15 +136,8 @@ INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k
         u[b] = unpacker_keys((const float *)(const void *)k[b]);
     }
     for (uint32_t d = 0; d < hd / 2; d++) {
-        if (n_rows <= FEW_ROWS && n_blocks == 4 && n_ahead) {
-            fetch(*ahead + fetched, n_lines);
-            fetched += n_lines * 64;
-            if (fetched >= block_bytes) {
-                fetched = 0;
-                n_ahead--;
-                ahead++;
-            }
-        }
+        if (n_rows <= FEW_ROWS)
+            fetch(ahead);
         UNROLL for (uint32_t b = 0; b < n_blocks; b++)
         {
             pair key = t == DTYPE_U8 ? pair_unpack(k[b] + KV_FACTS_BYTES + d * pair_bytes, &u[b])
@@ -131,59 +155,45 @@ INLINE void score_blocks(float *score, const uint8_t *q, const uint8_t *const *k
 }
 
 INLINE void score_rows(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t begin,
-                       uint32_t end, uint32_t hd, const uint32_t n_rows, const uint32_t n_blocks,
-                       const enum dtype t)
+                       uint32_t end, struct fetcher *ahead, uint32_t hd, const uint32_t n_rows,
+                       const uint32_t n_blocks, const enum dtype t)
 {
     uint32_t b = begin;
 
     for (; b + n_blocks <= end; b += n_blocks)
-        score_blocks(score + 16 * b, q, k + b, end - b - n_blocks, hd, n_rows, n_blocks, t);
+        score_blocks(score + 16 * b, q, k + b, ahead, hd, n_rows, n_blocks, t);
     for (; b < end; b++)
-        score_blocks(score + 16 * b, q, k + b, 0, hd, n_rows, 1, t);
+        score_blocks(score + 16 * b, q, k + b, ahead, hd, n_rows, 1, t);
 }
 
 INLINE void scores(float *score, const uint8_t *q, const uint8_t *const *k, uint32_t begin,
-                   uint32_t end, uint32_t hd, uint32_t n_rows, const enum dtype t)
+                   uint32_t end, struct fetcher *ahead, uint32_t hd, uint32_t n_rows,
+                   const enum dtype t)
 {
     const size_t q_bytes = hd * COEF_BYTES(t);
 
     while (n_rows) {
         uint32_t n = n_rows >= 8 && SCORE_ROWS == 8 ? 8 : n_rows >= 4 ? 4 : n_rows;
 
+        switch (n) {
 #if VEC_512
-        switch (n) {
         case 8:
-            score_rows(score, q, k, begin, end, hd, SCORE_ROWS, 2, t);
+            score_rows(score, q, k, begin, end, ahead, hd, 8, SCORE_BLOCKS(8), t);
             break;
-        case 4:
-            score_rows(score, q, k, begin, end, hd, 4, 4, t);
-            break;
-        case 3:
-            score_rows(score, q, k, begin, end, hd, 3, 4, t);
-            break;
-        case 2:
-            score_rows(score, q, k, begin, end, hd, 2, 4, t);
-            break;
-        default:
-            score_rows(score, q, k, begin, end, hd, 1, 4, t);
-            break;
-        }
-#else
-        switch (n) {
-        case 4:
-            score_rows(score, q, k, begin, end, hd, 4, 1, t);
-            break;
-        case 3:
-            score_rows(score, q, k, begin, end, hd, 3, 1, t);
-            break;
-        case 2:
-            score_rows(score, q, k, begin, end, hd, 2, 2, t);
-            break;
-        default:
-            score_rows(score, q, k, begin, end, hd, 1, 4, t);
-            break;
-        }
 #endif
+        case 4:
+            score_rows(score, q, k, begin, end, ahead, hd, 4, SCORE_BLOCKS(4), t);
+            break;
+        case 3:
+            score_rows(score, q, k, begin, end, ahead, hd, 3, SCORE_BLOCKS(3), t);
+            break;
+        case 2:
+            score_rows(score, q, k, begin, end, ahead, hd, 2, SCORE_BLOCKS(2), t);
+            break;
+        default:
+            score_rows(score, q, k, begin, end, ahead, hd, 1, SCORE_BLOCKS(1), t);
+            break;
+        }
         score += n * KERNELS_SPAN;
         q += n * q_bytes;
         n_rows -= n;
@@ -237,8 +247,8 @@ static void softmax_row(const struct attention_job *job, const struct attention_
 /* out[r] = sum of p * V over n_vectors * 16 dimensions; n_rows and n_vectors are constants. */
 INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
                         uint32_t d, uint32_t begin, uint32_t end, uint32_t hd,
-                        const struct attention_next *next, const uint32_t n_rows,
-                        const uint32_t n_vectors, const enum dtype t)
+                        struct fetcher *ahead, const uint32_t n_rows, const uint32_t n_vectors,
+                        const enum dtype t)
 {
     const size_t cell_bytes = t == DTYPE_U8 ? 2 : 4; /* of a pair, or of an f32 */
     const size_t pair_bytes = (size_t)hd * (t == DTYPE_F32 ? 8 : cell_bytes);
@@ -252,12 +262,12 @@ INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const
     for (uint32_t b = begin; b < end; b++) {
         const uint8_t *value = v[b] + d * cell_bytes, *coef = p + 16 * b * COEF_BYTES(t);
 
-        if (d == 0)
-            fetch(next->keys + (size_t)(b - begin) * next->n_lines * 64, next->n_lines);
         for (uint32_t j = 0; j < 8; j++) {
             const uint8_t *at = value + j * pair_bytes;
             unpacker u;
 
+            if (n_rows <= FEW_ROWS && d == 0)
+                fetch(ahead);
             if (t == DTYPE_U8)
                 u = unpacker_values((const float *)(const void *)v[b], j);
             UNROLL for (uint32_t i = 0; i < n_vectors; i++)
@@ -279,19 +289,19 @@ INLINE void value_block(float *out, uint32_t out_stride, const uint8_t *p, const
 }
 
 INLINE void value_rows(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
-                       uint32_t begin, uint32_t end, uint32_t hd, const struct attention_next *next,
+                       uint32_t begin, uint32_t end, uint32_t hd, struct fetcher *ahead,
                        const uint32_t n_rows, const enum dtype t)
 {
     uint32_t d = 0;
 
     for (; d + 16 * VALUE_VECTORS <= out_stride; d += 16 * VALUE_VECTORS)
-        value_block(out + d, out_stride, p, v, d, begin, end, hd, next, n_rows, VALUE_VECTORS, t);
+        value_block(out + d, out_stride, p, v, d, begin, end, hd, ahead, n_rows, VALUE_VECTORS, t);
     for (; d < out_stride; d += 16)
-        value_block(out + d, out_stride, p, v, d, begin, end, hd, next, n_rows, 1, t);
+        value_block(out + d, out_stride, p, v, d, begin, end, hd, ahead, n_rows, 1, t);
 }
 
 INLINE void values(float *out, uint32_t out_stride, const uint8_t *p, const uint8_t *const *v,
-                   uint32_t begin, uint32_t end, uint32_t hd, const struct attention_next *next,
+                   uint32_t begin, uint32_t end, uint32_t hd, struct fetcher *ahead,
                    uint32_t n_rows, const enum dtype t)
 {
     while (n_rows) {
@@ -299,16 +309,16 @@ INLINE void values(float *out, uint32_t out_stride, const uint8_t *p, const uint
 
         switch (n) {
         case 4:
-            value_rows(out, out_stride, p, v, begin, end, hd, next, 4, t);
+            value_rows(out, out_stride, p, v, begin, end, hd, ahead, 4, t);
             break;
         case 3:
-            value_rows(out, out_stride, p, v, begin, end, hd, next, 3, t);
+            value_rows(out, out_stride, p, v, begin, end, hd, ahead, 3, t);
             break;
         case 2:
-            value_rows(out, out_stride, p, v, begin, end, hd, next, 2, t);
+            value_rows(out, out_stride, p, v, begin, end, hd, ahead, 2, t);
             break;
         default:
-            value_rows(out, out_stride, p, v, begin, end, hd, next, 1, t);
+            value_rows(out, out_stride, p, v, begin, end, hd, ahead, 1, t);
             break;
         }
         out += n * out_stride;
@@ -325,7 +335,7 @@ INLINE void partials(const struct attention_job *job, const struct attention_scr
 {
     const uint8_t *k[SPAN_BLOCKS], *v[SPAN_BLOCKS];
     uint32_t base = span * KERNELS_SPAN, begin = SPAN_BLOCKS, end = 0, hd = job->args->head_dim;
-    struct attention_next next = c->next;
+    struct fetcher ahead;
 
     for (uint32_t i = 0; i < n_rows; i++) {
         struct attention_row *row = &rows[i];
@@ -344,12 +354,11 @@ INLINE void partials(const struct attention_job *job, const struct attention_scr
     if (begin >= end)
         return;
     find_blocks(job, seq_idx, kv_head, span, begin, end, k, v);
-    scores(c->score, q, k, begin, end, hd, n_rows, t);
+    ahead = fetcher_of(&c->ahead, 2 * job->kv->half_bytes, end - begin, n_rows, hd);
+    scores(c->score, q, k, begin, end, &ahead, hd, n_rows, t);
     for (uint32_t i = 0; i < n_rows; i++)
         softmax_row(job, &rows[i], c->score + i * KERNELS_SPAN, begin, end, &sm[i], t);
-    /* Each block of values has its share of what is fetched. */
-    next.n_lines = (next.n_lines + end - begin - 1) / (end - begin);
-    values(c->part, job->o_stride, c->p, v, begin, end, hd, &next, n_rows, t);
+    values(c->part, job->o_stride, c->p, v, begin, end, hd, &ahead, n_rows, t);
 }
 
 void LEVEL(attention_span)(const struct attention_job *job, const struct attention_scratch *c,

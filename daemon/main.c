@@ -57,20 +57,29 @@ static void warn(void *ctx, const char *text)
     log_warnx(ctx, "%s", text);
 }
 
+/* The next signal that came and asks for the end; NULL: none. */
+static const char *next_end(struct program *p)
+{
+    struct signalfd_siginfo info;
+    while (read(p->signals.fd, &info, sizeof info) == (ssize_t)sizeof info) {
+        if (info.ssi_signo != SIGHUP)
+            return info.ssi_signo == SIGTERM ? "SIGTERM" : "SIGINT";
+        if (p->has_terminal)
+            return "SIGHUP";
+        log_info(&p->log, "SIGHUP changes nothing: `cbctl settings` does, or a new start");
+    }
+    return NULL;
+}
+
 static void signal_ready(struct loop_watch *w, uint32_t events)
 {
     struct program *p = list_entry(w, struct program, signals);
-    struct signalfd_siginfo info;
+    const char *name;
     (void)events;
-    while (read(w->fd, &info, sizeof info) == (ssize_t)sizeof info) {
-        bool is_hangup = info.ssi_signo == SIGHUP;
-        if (is_hangup && !p->has_terminal) {
-            log_info(&p->log, "SIGHUP changes nothing: `cbctl settings` does, or a new start");
-        } else if (p->daemon->state == DAEMON_SERVING) {
-            daemon_drain(p->daemon, is_hangup                   ? "SIGHUP"
-                                    : info.ssi_signo == SIGTERM ? "SIGTERM"
-                                                                : "SIGINT");
-        } else if (!is_hangup) { /* shell and terminal may both send that one */
+    while ((name = next_end(p))) {
+        if (p->daemon->state == DAEMON_SERVING) {
+            daemon_drain(p->daemon, name);
+        } else if (strcmp(name, "SIGHUP") != 0) { /* shell and terminal may both send that one */
             log_warnx(&p->log, "a second signal: stopping at once");
             daemon_stop(p->daemon);
         }
@@ -132,16 +141,23 @@ static enum dtype kv_dtype(const struct settings *set)
     return DTYPE_BF16;
 }
 
-/* One line a second once it takes longer than that. */
-static void log_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+/* One line a second once it takes longer than that. Whoever wants the daemon to end does not have
+ * to wait until it is ready. */
+static int load_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
     struct program *p = ctx;
     uint64_t now = clock_now(&clock_monotonic);
+    const char *name = next_end(p);
+    if (name) {
+        log_info(&p->log, "%s while %s is loaded", name, p->settings.model);
+        return -ECANCELED;
+    }
     if (now - p->load_logged_ns < SECOND_NS)
-        return;
+        return 0;
     p->load_logged_ns = now;
     log_info(&p->log, "loads %s: %llu of %llu MiB", p->settings.model,
              (unsigned long long)(done_bytes >> 20), (unsigned long long)(total_bytes >> 20));
+    return 0;
 }
 
 static int open_model(struct program *p)
@@ -163,11 +179,12 @@ static int open_model(struct program *p)
         .null_context = (uint32_t)set->null_context,
         .null_step_us = (uint32_t)set->null_step_us,
         .without_uring = strcmp(set->loop, "epoll") == 0,
-        .progress = log_progress,
+        .progress = load_progress,
         .progress_ctx = p,
     };
     p->load_logged_ns = clock_now(&clock_monotonic);
-    return model_open(&p->model, &config, message) ? fatal(p, message) : 0;
+    int r = model_open(&p->model, &config, message);
+    return r && r != -ECANCELED ? fatal(p, message) : r;
 }
 
 /* VOCAB, and STATUS: what every client gets. */
@@ -234,8 +251,6 @@ static int start(struct program *p)
     int r = open_signals(p);
     if (r)
         return fatal(p, "can't take signals as a descriptor");
-    if (!set->model[0])
-        return fatal(p, "no model is set; give --model FILE, or --model null");
     if (raise_descriptors(p))
         return -1;
     if (place_group(set->socket_group, "socket_group", &p->socket_group, message) ||
@@ -322,6 +337,10 @@ int main(int argc, char **argv)
         fatal(p, message);
         return 2;
     }
+    if (!p->settings.model[0]) {
+        fatal(p, "no model is set; give --model FILE, or --model null");
+        return 2;
+    }
     kernels_thread_init();
     r = start(p);
     if (r == 0) {
@@ -329,8 +348,11 @@ int main(int argc, char **argv)
         report(p);
         while (p->daemon->state != DAEMON_STOPPED)
             daemon_turn(p->daemon);
-        log_info(&p->log, "stopped");
     }
+    if (r == -ECANCELED)
+        r = 0; /* it was asked to end while it started */
+    if (r == 0)
+        log_info(&p->log, "stopped");
     stop(p);
     return r ? 1 : 0;
 }

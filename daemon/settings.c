@@ -274,10 +274,11 @@ static unsigned distance(const char *a, const char *b)
     return row[n];
 }
 
+/* What may have been meant; NULL: no name is so near that it helps. */
 static const char *nearest(const char *name)
 {
-    const char *best = rows[0].name;
-    unsigned least = UINT32_MAX;
+    const char *best = NULL;
+    unsigned least = 2 + (unsigned)strlen(name) / 4;
     for (uint32_t i = 0; i < SETTINGS_COUNT; i++) {
         unsigned d = distance(name, rows[i].name);
         if (d < least) {
@@ -315,6 +316,14 @@ static int plain_name(const char *given, char name[SETTINGS_NAME_MAX + 1], char 
     return 0;
 }
 
+static int unknown(const char *name, char *message)
+{
+    const char *near = nearest(name);
+    if (near)
+        return refuse(message, -ENOENT, "no setting is called '%s'; the nearest is %s", name, near);
+    return refuse(message, -ENOENT, "no setting is called '%s'; `cbd --help` lists all", name);
+}
+
 int settings_meant(const char *given, char *message)
 {
     char name[SETTINGS_NAME_MAX + 1];
@@ -325,9 +334,7 @@ int settings_meant(const char *given, char *message)
     int other = i < 0 ? find_other(name) : -1;
     if (other >= 0 && other_names[other].to)
         i = settings_find(other_names[other].to);
-    return i >= 0 ? i
-                  : refuse(message, -ENOENT, "no setting is called '%s'; the nearest is %s", name,
-                           nearest(name));
+    return i >= 0 ? i : unknown(name, message);
 }
 
 int settings_set(struct settings *set, const char *given, const char *value,
@@ -353,8 +360,7 @@ int settings_set(struct settings *set, const char *given, const char *value,
         i = settings_find(o->to);
     }
     if (i < 0)
-        return refuse(message, -ENOENT, "no setting is called '%s'; the nearest is %s", name,
-                      nearest(name));
+        return unknown(name, message);
     if (source == SETTINGS_OPERATOR && !(rows[i].flags & SETTING_LIVE))
         return refuse(message, -EPERM, "%s can't change while the daemon runs; restart it",
                       rows[i].name);

@@ -3,7 +3,7 @@
  * Defaults, then the file (--config or CBD_CONFIG), then the environment (CBD_NAME), then the
  * command line; later ones win. Filled once by main, then const, but for the rows marked LIVE,
  * which an operator changes by settings_set. Every refusal is one sentence: what was given, where,
- * what is allowed, and for an unknown name the nearest one. */
+ * what is allowed, and for an unknown name the nearest one, if one is near. */
 #ifndef CB_DAEMON_SETTINGS_H
 #define CB_DAEMON_SETTINGS_H
 
@@ -79,7 +79,7 @@ const struct setting_row *settings_row(uint32_t i);
 /* The row of that name, exactly so written; -1: there is none. */
 int settings_find(const char *name);
 /* The row that a name means, with `-` for `_`, or another's word for it (scheduler_type); -ENOENT with
- * message, which suggests the nearest. */
+ * message, which suggests the nearest, if one is near. */
 int settings_meant(const char *name, char *message);
 
 void settings_init(struct settings *set);

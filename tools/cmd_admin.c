@@ -74,6 +74,23 @@ static bool is_place(const char *text)
     return text[n] == ':' && m != 0 && text[n + 1 + m] == '\0';
 }
 
+/* A last word such as "-1" is a value, for the daemon to judge, where argp would look for options:
+ * it gets a "--" in front. words has room for argc + 2; returns how many there are. */
+static int shield_number(int argc, char **argv, char **words)
+{
+    static char end_of_options[] = "--";
+    const char *last = argv[argc - 1];
+    int n = argc;
+
+    memcpy(words, argv, (size_t)argc * sizeof *words);
+    if (last[0] == '-' && last[1] >= '0' && last[1] <= '9') {
+        words[n++] = words[argc - 1];
+        words[argc - 1] = end_of_options;
+    }
+    words[n] = NULL;
+    return n;
+}
+
 int cmd_admin(const struct cbctl *ctl, int argc, char **argv)
 {
     const struct form *form = forms;
@@ -86,7 +103,14 @@ int cmd_admin(const struct cbctl *ctl, int argc, char **argv)
         form++;
     const struct argp argp = {options, parse, form->arguments, form->doc, NULL, NULL, NULL};
 
-    if (argp_parse(&argp, argc, argv, 0, NULL, &ps))
+    char **words = malloc(((size_t)argc + 2) * sizeof *words);
+    if (!words) {
+        cbctl_complain(ctl, "out of memory");
+        return CBCTL_FAILED;
+    }
+    r = argp_parse(&argp, shield_number(argc, argv, words), words, 0, NULL, &ps);
+    free(words);
+    if (r)
         return CBCTL_USAGE;
     if (ps.n_arguments < form->least || ps.n_arguments > form->most || ps.too_long) {
         cbctl_complain(ctl, "usage: cbctl %s %s", form->command,

@@ -253,6 +253,23 @@ static void stream(struct run *run, const struct cb_event *event)
     fflush(stdout);
 }
 
+/* An answer without a limit of its own ends where there is no more room: that looks like an end of
+ * its own will. */
+static void tell_full(const struct run *run, const struct cb_event *event)
+{
+    const struct prompt *p = &run->prompts.v[event->user];
+    struct cb_result result;
+    char place[PLACE_BYTES];
+
+    if (event->type == CB_EVENT_END && event->end == CB_END_LENGTH &&
+        p->request.max_new_tokens == CB_NO_LIMIT && !cb_result(run->h, event->id, &result))
+        cbctl_complain(
+            run->ctl,
+            "%s: it ended because it was full: with its prompt it has %u tokens, and the "
+            "daemon's cache or the model's context holds no more",
+            place_of(run, event->user, place), result.n_prompt + result.n_generated);
+}
+
 static void ended(struct run *run, const struct cb_event *event)
 {
     struct sent *s = &run->sent[event->user];
@@ -273,6 +290,8 @@ static void ended(struct run *run, const struct cb_event *event)
         run->bad = true;
     if (why && !run->ctl->json)
         cbctl_complain(run->ctl, "%s: %s", place_of(run, event->user, place), why);
+    if (!run->ctl->json)
+        tell_full(run, event);
     cb_release(run->h, event->id);
     s->id = 0;
     s->over = true;
@@ -359,7 +378,8 @@ enum {
 };
 
 static const struct argp_option options[] = {
-    {"max-new-tokens", 'n', "TOKENS", 0, "at most so many new tokens (default: the context)", 0},
+    {"max-new-tokens", 'n', "TOKENS", 0,
+     "at most so many new tokens (default: what context and cache hold)", 0},
     {"temperature", KEY_TEMPERATURE, "T", 0, "0, the default, is greedy", 0},
     {"top-k", KEY_TOP_K, "K", 0, "draw from the K best; 0: off", 0},
     {"top-p", KEY_TOP_P, "P", 0, "draw from the best that make up P; 1: off", 0},
@@ -418,6 +438,11 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         d->flags |= CB_HAS_SEED;
         return 0;
     case KEY_STOP:
+        if (!*arg) {
+            cbctl_complain(run->ctl, "--stop is empty; give the text that ends the answer");
+            ps->failed = true;
+            return 0;
+        }
         if (d->n_stops == PROMPT_STOPS_MAX) {
             cbctl_complain(run->ctl, "at most %d --stop", PROMPT_STOPS_MAX);
             ps->failed = true;

@@ -289,8 +289,8 @@ static int read_pieces(struct loader *l, struct reader *reader, const struct loa
         if (r)
             return r;
         done_bytes += taken.bytes;
-        if (how->progress)
-            how->progress(how->progress_ctx, done_bytes, total_bytes);
+        if (how->progress && how->progress(how->progress_ctx, done_bytes, total_bytes))
+            return model_refuse(l->message, -ECANCELED, "%s: the load was ended", gguf_path(l->g));
     }
     return 0;
 }

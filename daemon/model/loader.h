@@ -24,8 +24,8 @@ struct loader_buffer;
 
 struct loader_how {
     bool without_uring;
-    /* Called after each piece, of which there are many; may be NULL. */
-    void (*progress)(void *progress_ctx, uint64_t done_bytes, uint64_t total_bytes);
+    /* Called after each piece, of which there are many; may be NULL. Not 0: the load ends. */
+    int (*progress)(void *progress_ctx, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_ctx;
 };
 

@@ -32,8 +32,9 @@ struct model_config {
     uint32_t null_vocab, null_context; /* sizes of the null model; 0: 49152, 131072        */
     uint32_t null_step_us;             /* the null model's step takes this long; 0: no time */
     bool without_uring;                /* read the file without io_uring                    */
-    /* Called now and then while a file is loaded, with its tensors' bytes so far; may be NULL. */
-    void (*progress)(void *progress_ctx, uint64_t done_bytes, uint64_t total_bytes);
+    /* Called now and then while a file is loaded, with its tensors' bytes so far; may be NULL. Not 0:
+     * the load ends with -ECANCELED. */
+    int (*progress)(void *progress_ctx, uint64_t done_bytes, uint64_t total_bytes);
     void *progress_ctx;
 };
 

@@ -131,10 +131,27 @@ Test(settings, unknown_names_suggest_the_nearest)
     cr_assert(strstr(message, "page_size"), "%s", message);
     cr_assert_eq(set(&s, "maxbatchtokens", "16"), -ENOENT);
     cr_assert(strstr(message, "max_batch_tokens"), "%s", message);
+    cr_assert_eq(set(&s, "tread", "16"), -ENOENT);
+    cr_assert(strstr(message, "the nearest is threads"), "%s", message);
     char longer[4096];
     memset(longer, 'a', sizeof longer - 1);
     longer[sizeof longer - 1] = 0;
     cr_assert_eq(set(&s, longer, "16"), -ENOENT);
+}
+
+/* Some name or other was suggested, that had nothing to do with what was meant. */
+Test(settings, a_name_far_from_all_suggests_none)
+{
+    static const char *const names[] = {"colour", "xyz", "q", "number_of_threads_to_use"};
+    struct settings s;
+    settings_init(&s);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        cr_assert_eq(set(&s, names[i], "16"), -ENOENT);
+        cr_expect_null(strstr(message, "nearest"), "%s", message);
+        cr_expect(strstr(message, names[i]) && strstr(message, "cbd --help"), "%s", message);
+    }
+    cr_assert_lt(settings_meant("colour", message), 0);
+    cr_expect_null(strstr(message, "nearest"), "%s", message);
 }
 
 Test(settings, the_references_names_map_warn_or_say_why_not)

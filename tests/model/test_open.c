@@ -202,7 +202,7 @@ struct cutter {
     uint32_t n_calls;
 };
 
-static void cut(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+static int cut(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
 {
     struct cutter *c = ctx;
 
@@ -212,6 +212,7 @@ static void cut(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
     c->last_done = done_bytes;
     c->total = total_bytes;
     c->n_calls++;
+    return 0;
 }
 
 /* 19 MiB, so that much of it is not yet read when the first pieces are. */
@@ -268,6 +269,32 @@ Test(open, a_file_that_shrinks_behind_the_reader)
     cr_expect_eq(lseek(fd, 0, SEEK_END), 0);
     model_free(m);
     close(fd);
+}
+
+static int cancel_third(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
+{
+    uint32_t *n_calls = ctx;
+
+    cr_expect_lt(done_bytes, total_bytes);
+    return ++*n_calls == 3;
+}
+
+Test(open, a_load_that_is_ended)
+{
+    char path[MEMORY_FILE_PATH_MAX];
+
+    for (int without_uring = 0; without_uring < 2; without_uring++) {
+        int fd = memory_file_gguf(large(), path);
+        struct model_config config = config_of(path);
+        uint32_t n_calls = 0;
+
+        config.without_uring = without_uring;
+        config.progress = cancel_third;
+        config.progress_ctx = &n_calls;
+        refuse_config(&config, -ECANCELED, "the load was ended");
+        cr_expect_eq(n_calls, 3);
+        close(fd);
+    }
 }
 
 struct trembler {

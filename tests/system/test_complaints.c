@@ -125,12 +125,55 @@ Test(complaints, complaints_name_command_and_bounds)
     complains(&s, NULL, SETTINGS("run", "--seed", "-1", "a"), 2, "--seed is \"-1\"");
     complains(&s, NULL, SETTINGS("bench", "-r", "1.5"), 2, "no whole number from 1 to 4096");
     complains(&s, NULL, SETTINGS("bench", "extra"), 2, "cbctl bench: ");
-    complains(&s, NULL, SETTINGS("cancel", "-1"), 2, "cbctl cancel --help");
+    complains(&s, NULL, SETTINGS("cancel", "-1"), 2, "\"-1\" is no LANE or LANE:SLOT");
+    complains(&s, NULL, SETTINGS("cancel", "-x"), 2, "cbctl cancel --help");
+    complains(&s, NULL, SETTINGS("settings", "drain_timeout", "-1"), 1,
+              "drain_timeout is '-1', not a number; allowed: 0..86400 s");
+    complains(&s, NULL, SETTINGS("run", "--stop", "", "a"), 2, "--stop is empty");
     for (int i = 0; i < 5; i++) {
         static const char *const places[] = {"abc", "", ":", "1:", "1:2:3"};
         complains(&s, NULL, SETTINGS("cancel", places[i]), 2, "is no LANE or LANE:SLOT");
     }
     complains(&s, NULL, SETTINGS("cancel", "9:1"), 1, "no such lane or slot");
+    system_fini(&s);
+}
+
+/* It would lead out of the run directory. */
+Test(complaints, an_instance_is_no_path)
+{
+    static const char *const names[] = {"../x", "a/b", "", ".", ".hidden", "a b"};
+    static const char *const commands[] = {"status", "clients", "run"};
+    struct system s;
+    system_init(&s);
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char says[100];
+        snprintf(says, sizeof says, "instance is '%s'; allowed: letters, digits", names[i]);
+        for (size_t k = 0; k < 3; k++) {
+            struct output o = system_run(&s, "a", "cbctl", SETTINGS("-i", names[i], commands[k]));
+            cr_expect_eq(o.status, 1, "%d: %s", o.status, o.err);
+            cr_expect(strstr(o.err, says), "%s", o.err);
+            output_free(&o);
+        }
+    }
+    system_fini(&s);
+}
+
+/* It looks like an answer that has ended of itself. */
+Test(complaints, an_answer_that_fills_the_cache_is_told_of)
+{
+    static const char says[] =
+        "prompt 1: it ended because it was full: with its prompt it has 64 "
+        "tokens, and the daemon's cache or the model's context holds no more";
+    struct system s;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--page_size", "16", "--num_blocks", "4"));
+    complains(&s, NULL, SETTINGS("run", "--ids-in", "1 2 3 4", "--ignore-eos"), 0, says);
+    struct output o = system_run(
+        &s, NULL, "cbctl",
+        SETTINGS("-i", s.instance, "run", "--ids-in", "1 2 3 4", "--ignore-eos", "-n", "60"));
+    cr_expect_eq(o.status, 0);
+    cr_expect_str_eq(o.err, "", "that is what was asked for");
+    output_free(&o);
     system_fini(&s);
 }
 

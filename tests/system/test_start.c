@@ -78,7 +78,7 @@ Test(start, bad_models)
     char file[128], message[512];
     const char *model = default_model();
     system_init(&s);
-    expect_refusal(&s, 1, "no model is set; give --model FILE, or --model null", SETTINGS(NULL));
+    expect_refusal(&s, 2, "no model is set; give --model FILE, or --model null", SETTINGS(NULL));
     expect_refusal(&s, 1,
                    "/nonexistent.gguf: cannot open the model file: No such file or directory",
                    SETTINGS("--model", "/nonexistent.gguf"));
@@ -348,6 +348,36 @@ Test(start, sigterm_drains)
         system_expect_log(&s, "cbd: stopped\n");
         system_fini(&s);
     }
+}
+
+/* The signal had to wait until the daemon was ready. One that loads so fast that it is, all the same,
+ * is given other chances. */
+Test(start, sigterm_during_a_load)
+{
+    struct system s;
+    char lock[128];
+    const char *model = default_model();
+    bool was_ready = true;
+    if (!model)
+        return;
+    system_init(&s);
+    snprintf(lock, sizeof lock, "%s/%s/lock", s.dir, s.instance);
+    for (int i = 0; i < 10 && was_ready; i++) {
+        uint64_t end = now_ms() + HANG_MS;
+        unlink(lock);
+        system_spawn_as(&s, geteuid(), SETTINGS("--model", model));
+        while (access(lock, F_OK) < 0) { /* it looks at signals from before that on */
+            cr_assert_lt(now_ms(), end, "it takes no lock");
+            nap();
+        }
+        system_signal(&s, SIGTERM);
+        was_ready = system_is_ready(&s);
+        cr_expect_eq(system_wait(&s), 0);
+    }
+    cr_expect_not(was_ready);
+    system_expect_log(&s, "SIGTERM while ");
+    system_expect_log(&s, "cbd: stopped\n");
+    system_fini(&s);
 }
 
 static void on_signal(int signal)

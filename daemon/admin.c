@@ -140,7 +140,7 @@ static int command_settings(struct daemon *d, const struct client *who, const ch
         settings_value(d->config.settings, i, text);
         buf_string(reply, "value", text);
         buf_string(reply, "default", row->preset);
-        settings_bounds(row, text, sizeof text);
+        setting_bounds(row, text, sizeof text);
         buf_string(reply, "bounds", text);
         buf_string(reply, "source",
                    settings_source_name((enum settings_source)d->config.settings->sources[i]));

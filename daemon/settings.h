@@ -13,24 +13,11 @@
 #include <stdio.h>
 
 #include "daemon/base/refuse.h"
+#include "daemon/setting.h"
 #include "daemon/settings_table.h"
 
-#define SETTING_NONE         UINT64_MAX
 #define SETTINGS_MESSAGE_MAX REFUSE_MESSAGE_MAX
-#define SETTINGS_NAME_MAX    63   /* no setting has a longer name */
-#define SETTINGS_TEXT_MAX    1024 /* any value as text, its 0 included */
-#define SETTING_LIVE         1
-
-enum setting_kind {
-    SETTING_STRING,
-    SETTING_CHOICE,
-    SETTING_NUMBER,
-    SETTING_OPTIONAL,
-    SETTING_OCTAL,
-    SETTING_REAL,
-    SETTING_OPTIONAL_REAL,
-    SETTING_BOOL,
-};
+#define SETTINGS_NAME_MAX    63 /* no setting has a longer name */
 
 enum settings_source {
     SETTINGS_DEFAULT,
@@ -64,16 +51,6 @@ struct settings {
     uint32_t warned;                 /* bits of names already warned of */
 };
 
-struct setting_row {
-    const char *name;
-    enum setting_kind kind;
-    const char *preset;
-    double least, most;
-    const char *unit;
-    uint32_t flags;
-    const char *meaning;
-};
-
 /* Rows in the table's order, i < SETTINGS_COUNT. */
 const struct setting_row *settings_row(uint32_t i);
 /* The row of that name, exactly so written; -1: there is none. */
@@ -101,8 +78,6 @@ int settings_check(const struct settings *set, char *message);
 
 /* Value of row i as text that settings_set would take. */
 void settings_value(const struct settings *set, uint32_t i, char text[SETTINGS_TEXT_MAX]);
-/* "16..4096 tokens", "a|b|c", ... */
-void settings_bounds(const struct setting_row *row, char *text, size_t n);
 void settings_help(FILE *out);
 
 const char *settings_source_name(enum settings_source source);

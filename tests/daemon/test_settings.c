@@ -319,7 +319,7 @@ Test(settings, the_manual_has_every_row_with_default_and_bounds)
         char *at = strstr(manual, item);
         cr_assert(at, "cbd.conf.5 does not list %s", row->name);
         char *next = strstr(at + 1, "\n.It Cm ");
-        settings_bounds(row, bounds, sizeof bounds);
+        setting_bounds(row, bounds, sizeof bounds);
         snprintf(facts, sizeof facts, "Default: %s; allowed: %s.\n",
                  *row->preset ? row->preset : "empty", bounds);
         char *found = strstr(at, facts);

@@ -293,6 +293,11 @@ struct cb_request {
     size_t n_stop_ids;
     const struct cb_string *stops; /* stop strings, UTF-8, up to 16 of up to 256 bytes */
     size_t n_stops;
+    /* What the daemon computes of a prompt it keeps, and does not compute again for requests of
+     * this user that begin with the same tokens. With a salt, of 1 to 64 bytes and a NUL: for
+     * those that name the same one, of any user, and for no others. It cannot be told from the
+     * results, but from the time they take and from cb_result.n_prefix_hit. NULL: none. */
+    const char *cache_salt;
     cb_handler_fn *handler; /* NULL: cb_poll and cb_wait take its events; else only cb_dispatch */
     void *handler_arg;
 };

@@ -17,13 +17,13 @@
 #include "shm/stop.h"
 
 #define STOP_IDS_MAX  64u
-#define OPTIONS_BYTES 4608u /* the largest block that the limits of stops allow */
+#define OPTIONS_BYTES 4736u /* the largest block that the limits allow */
 #define FLAGS_KNOWN                                                                          \
     (CB_FINAL_ONLY | CB_IGNORE_EOS | CB_TIMES | CB_HAS_SEED | CB_PARSE_SPECIAL | CB_NO_BOS | \
      CB_KEEP_STOP | CB_AUTO_RELEASE)
 
-static_assert(OPTIONS_BYTES >= 2 * sizeof(struct cb_option_head) + 4 * STOP_IDS_MAX +
-                                   CB_STOPS_MAX * (4 + CB_STOP_BYTES_MAX),
+static_assert(OPTIONS_BYTES >= 3 * sizeof(struct cb_option_head) + 4 * STOP_IDS_MAX +
+                                   CB_STOPS_MAX * (4 + CB_STOP_BYTES_MAX) + CB_SALT_MAX,
               "every allowed option block fits");
 static_assert(OPTIONS_BYTES <= CB_OPTIONS_MAX && STOP_IDS_MAX <= CB_STOP_IDS_MAX, "format 1");
 
@@ -119,12 +119,23 @@ static int prepare_options(struct cb_handle *h, struct prepared *p)
 {
     const struct cb_request *request = p->request;
     struct cb_message_text stops[CB_STOPS_MAX];
-    struct cb_message_options options = {request->stop_ids, (uint32_t)request->n_stop_ids, stops,
-                                         (uint32_t)request->n_stops};
+    struct cb_message_options options = {
+        .stop_ids = request->stop_ids,
+        .n_stop_ids = (uint32_t)request->n_stop_ids,
+        .stops = stops,
+        .n_stops = (uint32_t)request->n_stops,
+    };
     int r = 0;
     p->option_bytes = 0;
-    if (!request->n_stop_ids && !request->n_stops)
+    if (!request->n_stop_ids && !request->n_stops && !request->cache_salt)
         return 0;
+    if (request->cache_salt) {
+        options.cache_salt.bytes = request->cache_salt;
+        options.cache_salt.n = strnlen(request->cache_salt, CB_SALT_MAX + 1);
+        if (options.cache_salt.n == 0 || options.cache_salt.n > CB_SALT_MAX)
+            return cb_fail_at("cb_request.cache_salt is no word of 1 to 64 bytes", CB_INVALID, 0,
+                              0);
+    }
     if (request->n_stop_ids > STOP_IDS_MAX)
         return cb_fail_with(CB_BAD_STOP, (uint32_t)request->n_stop_ids, STOP_IDS_MAX);
     if (request->n_stops > CB_STOPS_MAX)

@@ -116,6 +116,7 @@ static int bodies_check(struct intake *i, const struct client *cl,
         return status;
     i->parsed.n_stop_ids = 0;
     i->parsed.stops.n_stops = 0;
+    i->parsed.n_cache_salt = 0;
     if (entry->opt_len == 0)
         return 0;
     if (cb_lane_copy_arena(cl->lane, entry->opt_off, entry->opt_len, i->options))
@@ -148,6 +149,8 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
                                                                : now + entry->deadline_ns,
         .priority = (uint8_t)entry->priority,
         .uid = cl->lease.uid,
+        .cache_salt = i->parsed.cache_salt,
+        .n_cache_salt = i->parsed.n_cache_salt,
         .owner = slot,
     };
     switch (engine_submit(i->config.engine, &spec, &request)) {

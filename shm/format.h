@@ -40,6 +40,7 @@
 #define CB_OPTIONS_MAX  16384u /* bytes of one option block */
 #define CB_STOP_IDS_MAX 64u
 #define CB_NAME_MAX     64u
+#define CB_SALT_MAX     64u /* bytes of a cache salt */
 
 /* ---- UP -------------------------------------------------------------------------------------- */
 
@@ -132,9 +133,10 @@ struct cb_option_head {
 };
 static_assert(sizeof(struct cb_option_head) == 8, "format 1");
 #define CB_OPTION_MUST         0x8000u
-#define CB_OPTION_STOP_IDS     (CB_OPTION_MUST | 1u) /* u32 ids */
-#define CB_OPTION_STOP_STRINGS (CB_OPTION_MUST | 2u) /* each: u32 bytes, the bytes, zeros to 4 */
-#define CB_OPTION_RESUME       (CB_OPTION_MUST | 3u) /* feature resume: child index, fingerprint */
+#define CB_OPTION_STOP_IDS     (CB_OPTION_MUST | 1u)  /* u32 ids */
+#define CB_OPTION_STOP_STRINGS (CB_OPTION_MUST | 2u)  /* each: u32 bytes, the bytes, zeros to 4 */
+#define CB_OPTION_CACHE_SALT   (CB_OPTION_MUST | 16u) /* 1 to CB_SALT_MAX bytes, any */
+#define CB_OPTION_RESUME       (CB_OPTION_MUST | 3u)  /* feature resume: child index, fingerprint */
 
 /* ---- DOWN ------------------------------------------------------------------------------------ */
 

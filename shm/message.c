@@ -48,6 +48,8 @@ size_t cb_message_options_bytes(const struct cb_message_options *options)
         bytes += sizeof(struct cb_option_head) + pad(4ull * options->n_stop_ids, 8);
     if (options->n_stops)
         bytes += sizeof(struct cb_option_head) + pad(stops_bytes(options), 8);
+    if (options->cache_salt.n)
+        bytes += sizeof(struct cb_option_head) + pad(options->cache_salt.n, 8);
     return bytes;
 }
 
@@ -78,6 +80,11 @@ void cb_message_options_build(const struct cb_message_options *options, void *bl
             memcpy(at + 4, options->stops[i].bytes, n);
             at += 4 + pad(n, 4);
         }
+        at += pad(stops_bytes(options), 8) - stops_bytes(options);
+    }
+    if (options->cache_salt.n) {
+        at = build_head(at, CB_OPTION_CACHE_SALT, options->cache_salt.n);
+        memcpy(at, options->cache_salt.bytes, options->cache_salt.n);
     }
 }
 
@@ -240,6 +247,16 @@ static enum cb_status parse_stops(const unsigned char *value, size_t bytes,
     return CB_OK;
 }
 
+static enum cb_status parse_cache_salt(const unsigned char *value, size_t bytes,
+                                       struct cb_message_parsed *parsed, uint32_t detail[2])
+{
+    if (bytes == 0 || bytes > CB_SALT_MAX)
+        return bad(detail, CB_BAD_OPTION, CB_OPTION_CACHE_SALT, 0);
+    parsed->cache_salt = value;
+    parsed->n_cache_salt = (uint32_t)bytes;
+    return CB_OK;
+}
+
 static enum cb_status parse_option(uint16_t type, const unsigned char *value, size_t bytes,
                                    uint32_t n_vocab, struct cb_message_parsed *parsed,
                                    uint32_t detail[2])
@@ -249,6 +266,8 @@ static enum cb_status parse_option(uint16_t type, const unsigned char *value, si
         return parse_stop_ids(value, bytes, n_vocab, parsed, detail);
     case CB_OPTION_STOP_STRINGS:
         return parse_stops(value, bytes, parsed, detail);
+    case CB_OPTION_CACHE_SALT:
+        return parse_cache_salt(value, bytes, parsed, detail);
     default:
         if (type & CB_OPTION_MUST)
             return bad(detail, CB_BAD_OPTION, type, 0);
@@ -266,6 +285,8 @@ enum cb_status cb_message_parse_options(const void *block, size_t bytes, uint32_
     assert(((uintptr_t)block & 7) == 0);
     parsed->stop_ids = NULL;
     parsed->n_stop_ids = 0;
+    parsed->cache_salt = NULL;
+    parsed->n_cache_salt = 0;
     cb_stops_init(&parsed->stops);
     while (left) {
         enum cb_status status;

@@ -27,6 +27,7 @@ struct cb_message_options {
     uint32_t n_stop_ids;
     const struct cb_message_text *stops; /* stop strings */
     uint32_t n_stops;
+    struct cb_message_text cache_salt; /* 0 bytes: none */
 };
 
 /* All zero but op, n_children, top_p 1 and max_new_tokens CB_NO_LIMIT: greedy, no limit. */
@@ -61,7 +62,9 @@ enum cb_status cb_message_check_ids(const uint32_t *ids, uint32_t n, uint32_t n_
 struct cb_message_parsed {
     const uint32_t *stop_ids; /* in the block */
     uint32_t n_stop_ids;
-    struct cb_stops stops; /* compiled; n_stops 0: none */
+    struct cb_stops stops;  /* compiled; n_stops 0: none */
+    const void *cache_salt; /* in the block */
+    uint32_t n_cache_salt;  /* bytes; 0: none */
 };
 
 /* Parses a copied block of `bytes` (8-aligned memory). Unknown types that need not be understood

@@ -68,6 +68,7 @@ struct client {
     struct cb_handle *h;
     uint32_t first, n; /* its requests */
     uint32_t *ids;     /* [n][n_prompt] */
+    char salt[64];     /* of the round: no prompt is found in the daemon's cache */
 };
 
 static void client_fail(struct client *c, const char *why)
@@ -88,6 +89,7 @@ static bool client_submit(struct client *c, uint32_t i, uint32_t n_new)
     request.max_new_tokens = n_new;
     request.flags = CB_IGNORE_EOS;
     request.user = i;
+    request.cache_salt = c->salt;
     start = now_ns();
     r = cb_submit(c->h, &request, &id);
     c->table->submit_start_ns[c->first + i] = start;
@@ -118,6 +120,8 @@ static void client_round(struct client *c, uint32_t n_new)
 {
     uint32_t n_over = 0;
 
+    snprintf(c->salt, sizeof c->salt, "cbctl bench %ld %llu", (long)getpid(),
+             (unsigned long long)now_ns());
     for (uint32_t i = 0; i < c->n; i++) {
         if (!client_submit(c, i, n_new))
             return;

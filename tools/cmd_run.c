@@ -375,6 +375,7 @@ enum {
     KEY_SYSTEM,
     KEY_DEADLINE,
     KEY_IGNORE_EOS,
+    KEY_CACHE_SALT,
 };
 
 static const struct argp_option options[] = {
@@ -387,6 +388,7 @@ static const struct argp_option options[] = {
     {"stop", KEY_STOP, "TEXT", 0, "ends the answer before TEXT; up to 16 times", 0},
     {"stop-id", KEY_STOP_ID, "ID", 0, "ends the answer at this token; up to 64 times", 0},
     {"ignore-eos", KEY_IGNORE_EOS, NULL, 0, "an end-of-sequence token does not end it", 0},
+    {"cache-salt", KEY_CACHE_SALT, "WORD", 0, "share cached prompts with all that name WORD", 0},
     {"deadline", KEY_DEADLINE, "MS", 0, "ends it after so many milliseconds", 0},
     {"chat", KEY_CHAT, NULL, 0, "each TEXT is a user's message, put in the model's template", 0},
     {"system", KEY_SYSTEM, "TEXT", 0, "the system message of --chat", 0},
@@ -460,6 +462,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_IGNORE_EOS:
         d->flags |= CB_IGNORE_EOS;
+        return 0;
+    case KEY_CACHE_SALT:
+        d->cache_salt = arg;
         return 0;
     case KEY_DEADLINE:
         ps->failed |=

@@ -259,6 +259,10 @@ static bool line_option(struct prompt *p, const char *key, const json_t *value)
     } else if (!strcmp(key, "ignore_eos")) {
         ok = json_is_boolean(value) || line_bad(p, "\"ignore_eos\" is true or false");
         r->flags = json_is_true(value) ? r->flags | CB_IGNORE_EOS : r->flags & ~CB_IGNORE_EOS;
+    } else if (!strcmp(key, "cache_salt")) {
+        r->cache_salt = json_string_value(value);
+        ok = (r->cache_salt && strlen(r->cache_salt) == json_string_length(value)) ||
+             line_bad(p, "\"cache_salt\" is a string without NUL");
     } else if (!strcmp(key, "stop")) {
         ok = line_stops(p, value);
     } else if (!strcmp(key, "stop_ids")) {

@@ -27,7 +27,7 @@ struct prompt {
     struct cb_request request; /* its options; the prompt itself is filled in when it is sent */
     struct cb_string stops[PROMPT_STOPS_MAX]; /* of its line, if request.stops is NULL */
     uint32_t stop_ids[PROMPT_STOP_IDS_MAX];   /* likewise */
-    json_t *line; /* owned: keeps alive what stops points to; NULL: the command line does */
+    json_t *line; /* owned: keeps alive what stops and salt point to; NULL: the command line does */
 };
 
 struct prompts {

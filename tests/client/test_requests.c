@@ -197,6 +197,13 @@ Test(refusal, bad_requests_are_refused_at_once_in_words)
     stops[1] = (struct cb_string){"a\xff", 2};
     cr_assert_eq(refusal(p.h, &r), CB_BAD_UTF8);
     expect_message("at byte 1");
+    r = good, r.cache_salt = "";
+    cr_assert_eq(refusal(p.h, &r), CB_INVALID);
+    expect_message("cache_salt");
+    char salt[66] = {0};
+    memset(salt, 's', 65);
+    r.cache_salt = salt;
+    cr_assert_eq(refusal(p.h, &r), CB_INVALID);
     r = good, r.priority = 256;
     cr_assert_eq(refusal(p.h, &r), CB_INVALID);
     r = good, r.flags = 0x8000;

@@ -28,6 +28,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         assert(parsed.n_stop_ids <= CB_STOP_IDS_MAX && parsed.stops.n_stops <= CB_STOPS_MAX);
         for (uint32_t i = 0; i < parsed.n_stop_ids; i++)
             assert(parsed.stop_ids[i] < N_VOCAB);
+        assert(parsed.n_cache_salt <= CB_SALT_MAX);
+        options.cache_salt.bytes = parsed.cache_salt;
+        options.cache_salt.n = parsed.n_cache_salt;
         options.stop_ids = parsed.stop_ids;
         options.n_stop_ids = parsed.n_stop_ids;
         bytes = cb_message_options_bytes(&options);
@@ -38,6 +41,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             cb_message_options_build(&options, built);
             assert(cb_message_parse_options(built, bytes, N_VOCAB, &again, detail) == CB_OK);
             assert(again.n_stop_ids == parsed.n_stop_ids);
+            assert(again.n_cache_salt == parsed.n_cache_salt);
+            assert(!again.n_cache_salt ||
+                   memcmp(again.cache_salt, parsed.cache_salt, again.n_cache_salt) == 0);
             free(built);
         }
     }

@@ -163,6 +163,15 @@ Test(message, ids_are_below_the_vocabulary)
 static uint64_t block[CB_OPTIONS_MAX / 8 + 64];
 static struct cb_message_parsed parsed;
 
+static unsigned char *head(uint16_t type, uint32_t bytes)
+{
+    const struct cb_option_head h = {.type = type, .bytes = bytes};
+
+    memset(block, 0, sizeof block);
+    memcpy(block, &h, sizeof h);
+    return (unsigned char *)block + sizeof h;
+}
+
 static enum cb_status parse(size_t bytes)
 {
     return cb_message_parse_options(block, bytes, 100, &parsed, detail);
@@ -201,6 +210,34 @@ Test(message, options_come_back_as_they_were_built)
         cb_stops_add(&expected, stops[i].bytes, stops[i].n);
     cr_assert_eq(parsed.stops.n_stops, 3);
     cr_assert_eq(memcmp(parsed.stops.first, expected.first, 4 * sizeof expected.first[0]), 0);
+    cr_assert_eq(parsed.n_cache_salt, 0);
+}
+
+Test(message, a_cache_salt_comes_back_behind_stops_of_any_length)
+{
+    static const char salt[CB_SALT_MAX + 8] =
+        "0123456789012345678901234567890123456789012345678901234567890123456789";
+    for (uint32_t n_stop = 1; n_stop < 10; n_stop++)
+        for (uint32_t n = 1; n <= CB_SALT_MAX; n++) {
+            const struct cb_message_text stop = {"abcdefghij", n_stop};
+            const struct cb_message_options options = {
+                .stops = &stop, .n_stops = 1, .cache_salt = {salt, n}};
+            size_t bytes = cb_message_options_bytes(&options);
+            cb_message_options_build(&options, block);
+            cr_assert_eq(parse(bytes), CB_OK);
+            cr_assert_eq(parsed.stops.n_stops, 1);
+            cr_assert_eq(parsed.n_cache_salt, n);
+            cr_assert_eq(memcmp(parsed.cache_salt, salt, n), 0);
+        }
+}
+
+Test(message, a_cache_salt_of_no_or_too_many_bytes_is_refused)
+{
+    for (uint32_t n = 0; n <= CB_SALT_MAX + 8; n++) {
+        head(CB_OPTION_CACHE_SALT, n);
+        cr_assert_eq(parse(8 + (n + 7) / 8 * 8), n == 0 || n > CB_SALT_MAX ? CB_BAD_OPTION : CB_OK,
+                     "%u bytes", n);
+    }
 }
 
 Test(message, blocks_cut_at_any_byte_are_refused_or_whole)
@@ -214,15 +251,6 @@ Test(message, blocks_cut_at_any_byte_are_refused_or_whole)
 
         cr_assert_eq(status, n == 24 ? CB_OK : CB_BAD_OPTION, "%zu of %zu bytes", n, bytes);
     }
-}
-
-static unsigned char *head(uint16_t type, uint32_t bytes)
-{
-    const struct cb_option_head h = {.type = type, .bytes = bytes};
-
-    memset(block, 0, sizeof block);
-    memcpy(block, &h, sizeof h);
-    return (unsigned char *)block + sizeof h;
 }
 
 Test(message, bad_records)

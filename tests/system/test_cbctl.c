@@ -343,6 +343,40 @@ Test(cbctl, run_gives_the_same_in_every_form)
     system_fini(&s);
 }
 
+static json_int_t prefix_tokens(const struct system *s, const char *input,
+                                const char *const *arguments)
+{
+    json_t *line;
+    cr_assert_eq(run_json(s, input, &line, 1, arguments), 0);
+    json_int_t n =
+        json_integer_value(json_object_get(json_object_get(line, "usage"), "prefix_tokens"));
+    json_decref(line);
+    return n;
+}
+
+Test(cbctl, run_finds_prompts_again_by_user_or_salt)
+{
+    static const char ids[] = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20";
+    static const char line[] = "{\"ids\": [1, 2, 3, 4, 5, 6, 7, 8, 9], \"cache_salt\": \"b\"}";
+    struct system s;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--page_size", "8"));
+    const char *const *plain = SETTINGS("-n", "1", "--ids-in", ids);
+    const char *const *salted = SETTINGS("-n", "1", "--cache-salt", "a", "--ids-in", ids);
+    const char *const *file = SETTINGS("-n", "1", "--cache-salt", "a", "--file", "-");
+    cr_expect_eq(prefix_tokens(&s, NULL, plain), 0);
+    cr_expect_eq(prefix_tokens(&s, NULL, plain), 16);
+    cr_expect_eq(prefix_tokens(&s, NULL, salted), 0);
+    cr_expect_eq(prefix_tokens(&s, NULL, salted), 16);
+    cr_expect_eq(prefix_tokens(&s, line, file), 0);
+    cr_expect_eq(prefix_tokens(&s, line, file), 8);
+    cr_expect_eq(system_counter(&s, "prefix_hits"), 3);
+    cr_expect_eq(system_counter(&s, "tokens_prefix_hit"), 40);
+    cr_expect_eq(system_counter(&s, "blocks_cached"), 5);
+    system_settle(&s);
+    system_fini(&s);
+}
+
 Test(cbctl, run_stops)
 {
     struct system s;

@@ -181,6 +181,7 @@ static void draw_request(struct sim_client *c, struct sim_request *r)
         r->stop_ids[i] = draw(c, n_vocab);
     if (draw(c, 4) == 0)
         r->stop[0] = (char)('a' + draw(c, 26));
+    r->is_salted = draw(c, 8) == 0;
     r->flags = draw(c, 4) ? 0 : CB_FLAG_FINAL_ONLY;
     if (draw(c, 4) == 0)
         r->flags |= CB_FLAG_IGNORE_EOS;
@@ -246,7 +247,8 @@ static void submit(struct sim_client *c)
     const struct cb_message_options options = {.stop_ids = r.stop_ids,
                                                .n_stop_ids = r.n_stop_ids,
                                                .stops = &stop,
-                                               .n_stops = r.stop[0] ? 1 : 0};
+                                               .n_stops = r.stop[0] ? 1 : 0,
+                                               .cache_salt = {"salt", r.is_salted ? 4 : 0}};
     size_t n = cb_message_options_bytes(&options);
     if (n) {
         cb_message_options_build(&options, block);

@@ -31,6 +31,7 @@ struct sim_request {
     uint64_t seed, deadline_ns;
     uint32_t stop_ids[2], n_stop_ids;
     char stop[8]; /* a stop string; empty: none */
+    bool is_salted;
     uint32_t flags, planes;
     int must_reject; /* the status a bad one must get; 0: it is good */
     bool was_cancelled, was_accepted;

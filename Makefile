@@ -55,7 +55,7 @@ TOOLS_SRC  := $(filter-out tools/cbctl.c,$(wildcard tools/*.c))
 # A level with a BASE_ has products of its own and borrows the rest from that level.
 CPU_LEVELS := scalar avx2 avx512vnni avx512bf16 amx amx_emulated
 CPU_PRODUCT_SRC := $(addprefix kernels/cpu/,$(addsuffix .c,linear mlp qkv head level))
-CPU_LEVEL_SRC := $(CPU_PRODUCT_SRC) $(addprefix kernels/cpu/,$(addsuffix .c,matmul attention attention_span rmsnorm rope embed quant))
+CPU_LEVEL_SRC := $(CPU_PRODUCT_SRC) $(addprefix kernels/cpu/,$(addsuffix .c,matmul attention attention_span rmsnorm rope embed quant sample_sweep))
 CPU_TILE_SRC := $(CPU_PRODUCT_SRC) kernels/cpu/matmul_amx.c
 KERNELS_SRC := $(filter-out $(CPU_LEVEL_SRC) $(CPU_TILE_SRC),$(wildcard kernels/*.c kernels/reference/*.c kernels/cpu/*.c))
 LEVEL_scalar     := -mfma -mf16c
@@ -82,6 +82,7 @@ EXPLORE_SRC  := $(wildcard tests/explore/*.c) $(addprefix shm/,arena.c geometry.
 TEST_FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.c))))
 TEST_PROGS   := $(addprefix $(BUILD)/tests/test_,$(TEST_FOLDERS))
 UNIT_PROGS   := $(filter-out %/test_system,$(TEST_PROGS))
+REPLAYED     := tests/data/processors.json
 SINGLE_PROGS := $(patsubst tests/programs/%.c,$(BUILD)/tests/%,$(wildcard tests/programs/*.c))
 BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tests/bench/*.c)) $(BUILD)/tests/bench_kernels
 EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard client/examples/*.c))
@@ -173,6 +174,7 @@ $(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 $(BUILD)/tests/bench_kernels: $(call objs,$(wildcard tests/bench/kernels/*.c)) $(KERNELS_LIB)
 	$(link_prog)
+$(BUILD)/tests/replay: $(call objs,$(wildcard tests/replay/*.c))
 $(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 # Preloaded into cbd by a system test: never with a sanitizer, which is a heap of its own.
@@ -199,7 +201,7 @@ demo: deps model ## Set up everything, run one daemon and four clients, show str
 check: deps model ## Set up everything, build, run every test; ends with `N passed, N failed`
 	@$(MAKE) --no-print-directory test
 test: all tests ## Run every test of an already set-up tree
-	@tests/run.sh $(BUILD) $(UNIT_PROGS) $(filter %/test_system,$(TEST_PROGS))
+	@tests/run.sh $(BUILD) $(UNIT_PROGS) $(REPLAYED) $(filter %/test_system,$(TEST_PROGS))
 bench: all tests ## Measure this machine's limits, then all parts' share of them; BENCH_QUICK=1 for less
 	@tests/bench/run.sh $(BUILD)
 bench-peers: all $(BUILD)/tests/bench_kernels ## Run cbd and its peers (in PEERS_PYTHON) in turn: ratios, CSV, a plot

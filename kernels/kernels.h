@@ -185,21 +185,76 @@ struct head_args {
     const uint8_t *want_logits;
 };
 
+#define SAMPLE_BEST_MAX 20u         /* log-probabilities of so many best tokens, in the daemon */
+#define SAMPLE_NO_ID    0xffffffffu /* sample_best.id: fewer tokens are left than were asked for */
+
+struct sample_bias {
+    uint32_t id;
+    float bias;
+};
+
+/* What a request wants of its rows beside temperature, top_k and top_p: constant for its life, and
+ * the lists too. In this order: allowed and banned ids, bias, repetition penalty (each id of the
+ * history once: x < 0 ? x * penalty : x / penalty), presence and frequency penalty (generated ids:
+ * x - frequency * count - presence), ids that would make an n-gram of the history again, ends while
+ * fewer than min_new_tokens were generated; then temperature, top_k, top_p, min_p, typical_p. */
+struct sample_program {
+    float min_p;                               /* 0: off                                    */
+    float typical_p;                           /* 1: off                                    */
+    float repetition_penalty;                  /* 1: off                                    */
+    float presence_penalty, frequency_penalty; /* 0: off                                    */
+    uint32_t no_repeat_ngram;                  /* n; 0: off                                 */
+    uint32_t min_new_tokens;                   /* 0: off                                    */
+    uint32_t n_biases, n_allowed, n_banned, n_ends;
+    const struct sample_bias *biases; /* distinct ids                                       */
+    const uint32_t *allowed;          /* strictly ascending; none: all are                  */
+    const uint32_t *banned, *ends;
+};
+
+/* The token of a row, and the log-probabilities of which distribution. */
+enum sample_logprobs {
+    SAMPLE_NO_LOGPROBS,
+    SAMPLE_PROCESSED, /* after all of the above; without the cuts and the temperature if greedy */
+    SAMPLE_RAW        /* of the logits as they are */
+};
+
+struct sample_best {
+    uint32_t id; /* best first, among equals the lower id; SAMPLE_NO_ID: there is none */
+    float logprob;
+};
+
 /* Draws are Philox4x32-10 with key = seed, counter = (child_idx, token_idx, draw):
- * kernels/philox.h. */
+ * kernels/philox.h. What is pointed to stays until the step is done. */
 struct sample_params {
     float temperature; /* 0: greedy                     */
     uint32_t top_k;    /* 0 or >= vocabulary: off       */
     float top_p;       /* 1: off                        */
     uint64_t seed;
     uint32_t child_idx, token_idx; /* index of the generated token since the original prompt */
+    const struct sample_program *program; /* NULL: nothing more          */
+    const uint32_t *ids;                  /* [n_ids] the history: a prompt of n_prompt ids, and what
+                                             was generated; with a program only */
+    uint32_t n_ids, n_prompt;
+    bool is_given;     /* the token is given_id, whatever the row says */
+    uint32_t given_id; /* below the vocabulary */
+    enum sample_logprobs logprobs;
+    uint32_t n_best;          /* at most SAMPLE_BEST_MAX; 0 without logprobs */
+    struct sample_best *best; /* [n_best] to be written */
 };
 
 struct sample {
     uint32_t token;
-    uint32_t not_finite; /* not 0: token is meaningless, the request fails alone */
-    float logprob; /* natural log of the softmax of the processed row at token; 0 unless computed */
+    uint32_t not_finite;   /* not 0: token is meaningless, the request fails alone */
+    uint32_t nothing_left; /* not 0: likewise, for every token was removed         */
+    float logprob;         /* natural logarithm of the token's probability; 0 unless asked for */
 };
+
+/* Whether the row of logits is needed, or head_row says all. */
+static inline bool sample_reads_logits(const struct sample_params *p)
+{
+    return p->logprobs != SAMPLE_NO_LOGPROBS ||
+           (!p->is_given && (p->temperature > 0.0f || p->program));
+}
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
@@ -273,8 +328,8 @@ struct backend_ops {
      * weight. */
     int (*head)(struct stream *s, struct tensor *logits, struct head_row *rows,
                 const struct tensor *x, const struct weight *w, const struct head_args *args);
-    /* samples[i] from logits row i (or rows[i] alone where params[i].temperature is 0). logits of a
-     * sampled row may be overwritten. */
+    /* samples[i] from logits row i, or from rows[i] alone unless sample_reads_logits. The logits
+     * may be overwritten. */
     int (*sample)(struct stream *s, struct sample *samples, struct tensor *logits,
                   const struct head_row *rows, const struct sample_params *params,
                   uint32_t n_outputs);

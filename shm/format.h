@@ -39,6 +39,8 @@
 #define CB_SLOTS_MAX    4096u
 #define CB_OPTIONS_MAX  16384u /* bytes of one option block */
 #define CB_STOP_IDS_MAX 64u
+#define CB_BIASES_MAX   1024u
+#define CB_IDS_MAX      4096u /* allowed ids, and banned ones */
 #define CB_NAME_MAX     64u
 #define CB_SALT_MAX     64u /* bytes of a cache salt */
 

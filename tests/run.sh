@@ -1,5 +1,6 @@
 #!/bin/sh
-# run.sh BUILD PROGRAM...: runs Criterion programs one after another and closes with one line of sums.
+# run.sh BUILD PROGRAM|FILE.json...: runs Criterion programs, and replays recorded cases, one after another, and
+# closes with one line of sums.
 set -u
 build=$1
 shift
@@ -8,13 +9,20 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT INT TERM
 for p in "$@"; do
     printf '== %s\n' "$(basename "$p")"
-    CBD_BUILD=$build "$p" --jobs 2 >"$log" 2>&1
+    case $p in
+    *.json) "$build/tests/replay" "$p" ;;
+    *) CBD_BUILD=$build "$p" --jobs 2 ;;
+    esac >"$log" 2>&1
     rc=$?
     grep -v -e '^$' "$log" | tail -n 60
     line=$(grep -a 'Synthesis' "$log" | tail -n 1 | sed 's/\x1b\[[0-9;]*m//g')
     ok=$(printf '%s' "$line" | sed -n 's/.*Passing: *\([0-9]*\).*/\1/p')
     bad=$(printf '%s' "$line" | sed -n 's/.*Failing: *\([0-9]*\).*/\1/p')
     crash=$(printf '%s' "$line" | sed -n 's/.*Crashing: *\([0-9]*\).*/\1/p')
+    case $p in *.json)
+        ok=$(sed -n 's/^\([0-9]*\) passed, [0-9]* failed$/\1/p' "$log")
+        bad=$(sed -n 's/^[0-9]* passed, \([0-9]*\) failed$/\1/p' "$log") ;;
+    esac
     passed=$((passed + ${ok:-0}))
     bad=$((${bad:-0} + ${crash:-0}))
     # A sanitizer may speak after the test has told its outcome: of leaks it does so at exit.

@@ -419,7 +419,7 @@ static int forward_step_submit(struct model *m, const struct step *step,
 
     assert(step->n_outputs <= f->max_seqs);
     for (uint32_t i = 0; i < step->n_outputs; i++) {
-        f->want_logits[i] = params[i].temperature > 0;
+        f->want_logits[i] = sample_reads_logits(&params[i]);
         n_wanted += f->want_logits[i];
     }
     n_chunk = n_wanted ? LOGIT_ROWS : step->n_outputs;

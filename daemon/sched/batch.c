@@ -104,7 +104,7 @@ static void lay_out(struct batch *b, struct batch_entry *entry, uint32_t page_si
     if (entry->yields) {
         entry->output_idx = s->n_outputs;
         b->output_token_idx[s->n_outputs] = s->n_tokens - 1;
-        sampler_params(&r->sampler, request_n_generated(r), &b->params[s->n_outputs]);
+        sampler_params(&r->sampler, r->ids, r->n_ids, r->n_prompt, NULL, &b->params[s->n_outputs]);
         s->n_outputs++;
     }
     uint32_t off = b->table_off[s->n_seqs];

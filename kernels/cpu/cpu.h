@@ -110,9 +110,8 @@ struct cpu_stream {
     float *partials;           /* spans of attention shared by workers */
     struct head_track *tracks; /* [workers][max_outputs]               */
     uint8_t *scratch;          /* [workers][scratch_bytes]             */
-    float *weights;            /* of the sampler: [workers][weights_stride] */
-    size_t weights_stride;
-    size_t scratch_bytes, q_bytes, x_bytes, partials_bytes, tracks_bytes;
+    uint8_t *sampler;          /* [workers][sampler_bytes]: sampler_scratch    */
+    size_t scratch_bytes, q_bytes, x_bytes, partials_bytes, tracks_bytes, sampler_bytes;
 };
 
 /* weight.c, kv.c, stream.c, sample.c: the bodies of the table's functions of these names. */

@@ -41,6 +41,7 @@ const struct level LEVEL(level) = {
     .linear = LEVEL(linear),
     .gate_up = LEVEL(gate_up),
     .head = LEVEL(head),
+    .sampling_sweeps = &BASE(sampling_sweeps),
     .pairs = pairs,
     .product = product,
 };

@@ -14,6 +14,8 @@
 #define LEVEL(f)               LEVEL_PASTE(f, CPU_LEVEL)
 #define BASE(f)                LEVEL_PASTE(f, CPU_BASE)
 
+struct sampling_sweeps; /* kernels/sampling_sweep.h */
+
 struct level {
     const char *name;
     uint32_t matmul_tokens; /* MATMUL_TOKENS */
@@ -31,6 +33,7 @@ struct level {
                    const struct weight *w, const struct gate_up_args *args);
     int (*head)(struct stream *s, struct tensor *logits, struct head_row *rows,
                 const struct tensor *x, const struct weight *w, const struct head_args *args);
+    const struct sampling_sweeps *sampling_sweeps;
     /* out[i] = the chain of pair products of n_pairs pairs, as attention makes scores of 16 keys: k
      * [n_pairs][16][2] and q [n_pairs][2] bf16. For the choice of avx512bf16. */
     void (*pairs)(float out[16], const uint16_t *k, const uint16_t *q, uint32_t n_pairs);
@@ -43,6 +46,8 @@ extern const struct level cpu_level_scalar, cpu_level_avx2, cpu_level_amx_emulat
     cpu_level_avx512vnni, cpu_level_avx512bf16, cpu_level_amx;
 
 #ifdef CPU_LEVEL
+
+extern const struct sampling_sweeps BASE(sampling_sweeps); /* sample_sweep.c */
 
 /* Operators, each in the file of its name. */
 int BASE(embed)(struct stream *s, struct tensor *x, const struct weight *e, const int32_t *tokens,

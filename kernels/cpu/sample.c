@@ -1,6 +1,5 @@
-/* One worker a row, over the drawing that all CPU backends share. */
-#include "kernels/cpu/cpu.h"
-
+/* Rows are shared out among workers, over the drawing that all CPU backends share. */
+#include "kernels/cpu/level.h"
 #include "kernels/sampling.h"
 
 struct sample_job {
@@ -14,15 +13,13 @@ struct sample_job {
 static void sample_rows(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 {
     const struct sample_job *job = arg;
-    float *weights = job->s->weights + (size_t)worker * job->s->weights_stride;
+    const struct sampler_scratch scratch = sampler_scratch_at(
+        job->s->sampler + (size_t)worker * job->s->sampler_bytes, job->s->shape.n_vocab);
 
-    for (uint32_t i = begin; i < end; i++) {
-        if (job->params[i].temperature == 0.0f)
-            sampling_greedy(&job->samples[i], &job->rows[i]);
-        else
-            sampling_draw(&job->samples[i], tensor_row(job->logits, i), weights,
-                          job->logits->n_cols, &job->params[i]);
-    }
+    for (uint32_t i = begin; i < end; i++)
+        sampling_row(&job->samples[i], tensor_row(job->logits, i), job->logits->n_cols,
+                     &job->rows[i], &job->params[i], job->s->backend->level->sampling_sweeps,
+                     &scratch);
 }
 
 int cpu_sample(struct stream *stream, struct sample *samples, struct tensor *logits,

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "kernels/cpu/level.h"
+#include "kernels/sampling.h"
 
 enum {
     PARTIALS_BYTES = 4 << 20, /* 128 decode rows of 64 at 8k keys; beyond, spans are not split */
@@ -60,7 +61,8 @@ int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stre
         (size_t)n_rows * ((shape->max_cols + GROUP_COLS - 1) / GROUP_COLS) * ACT_GROUP_BYTES;
     s->x_bytes = n_rows * s->x_stride * sizeof(float);
     s->tracks_bytes = (size_t)n_threads * shape->max_outputs * sizeof *s->tracks;
-    s->weights_stride = round_up(shape->n_vocab * sizeof(float)) / sizeof(float);
+    /* Not a power of two either. */
+    s->sampler_bytes = sampler_scratch_bytes(shape->n_vocab) + LINE_BYTES;
     s->q = memory_new(s->q_bytes);
     s->next_q = memory_new(s->q_bytes);
     s->x = memory_new(s->x_bytes);
@@ -68,9 +70,9 @@ int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stre
     s->partials = memory_new(s->partials_bytes);
     s->tracks = memory_new(s->tracks_bytes);
     s->scratch = memory_new(n_threads * s->scratch_bytes);
-    s->weights = memory_new(n_threads * s->weights_stride * sizeof(float));
+    s->sampler = memory_new(n_threads * s->sampler_bytes);
     if (!s->q || !s->next_q || !s->x || !s->tiles || !s->partials || !s->tracks || !s->scratch ||
-        !s->weights) {
+        !s->sampler) {
         cpu_stream_free(&s->stream);
         return -ENOMEM;
     }
@@ -84,7 +86,7 @@ struct stream *cpu_stream_free(struct stream *stream)
 
     if (!s)
         return NULL;
-    memory_free(s->weights, pool_n_threads(s->backend->pool) * s->weights_stride * sizeof(float));
+    memory_free(s->sampler, pool_n_threads(s->backend->pool) * s->sampler_bytes);
     memory_free(s->scratch, pool_n_threads(s->backend->pool) * s->scratch_bytes);
     memory_free(s->tracks, s->tracks_bytes);
     memory_free(s->partials, s->partials_bytes);

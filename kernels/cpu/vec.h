@@ -100,6 +100,11 @@ INLINE v16 v_max(v16 a, v16 b)
 {
     return _mm512_max_ps(a, b);
 }
+/* A bit a lane: a >= b. */
+INLINE uint32_t v_not_below(v16 a, v16 b)
+{
+    return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ);
+}
 /* Lanes lo <= i < hi of a, the others of b. */
 INLINE v16 v_select_range(v16 a, v16 b, uint32_t lo, uint32_t hi)
 {
@@ -223,6 +228,11 @@ INLINE v16 v_fma(v16 a, v16 b, v16 c)
 INLINE v16 v_max(v16 a, v16 b)
 {
     return (v16){_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+INLINE uint32_t v_not_below(v16 a, v16 b)
+{
+    return (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ)) |
+           (uint32_t)_mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ)) << 8;
 }
 INLINE v16 v_select_range(v16 a, v16 b, uint32_t lo, uint32_t hi)
 {
@@ -361,6 +371,13 @@ INLINE v16 v_max(v16 a, v16 b)
 {
     LANES a.f[i] = a.f[i] > b.f[i] ? a.f[i] : b.f[i];
     return a;
+}
+INLINE uint32_t v_not_below(v16 a, v16 b)
+{
+    uint32_t mask = 0;
+
+    LANES mask |= (uint32_t)(a.f[i] >= b.f[i]) << i;
+    return mask;
 }
 INLINE v16 v_select_range(v16 a, v16 b, uint32_t lo, uint32_t hi)
 {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "kernels/sampling.h"
+#include "kernels/sampling_sweep.h"
 
 void *reference_alloc(size_t bytes)
 {
@@ -89,7 +90,7 @@ static struct stream *reference_stream_free(struct stream *stream)
         free(s->sums);
         free(s->query);
         free(s->head_kv);
-        free(s->weights);
+        free(s->sampler);
         free(s);
     }
     return NULL;
@@ -116,9 +117,9 @@ static int reference_stream_new(struct backend *b, struct stream **streamp,
     s->sums = reference_alloc(shape->head_dim * sizeof *s->sums);
     s->query = reference_alloc(shape->head_dim * f);
     s->head_kv = reference_alloc(shape->head_dim * f);
-    s->weights = reference_alloc(shape->n_vocab * f);
+    s->sampler = reference_alloc(sampler_scratch_bytes(shape->n_vocab));
     if (!s->normed || !s->rows || !s->tile || !s->tile2 || !s->keys || !s->scores || !s->sums ||
-        !s->query || !s->head_kv || !s->weights) {
+        !s->query || !s->head_kv || !s->sampler) {
         reference_stream_free(&s->stream);
         return -ENOMEM;
     }
@@ -131,14 +132,11 @@ int reference_sample(struct stream *stream, struct sample *samples, struct tenso
                      uint32_t n_outputs)
 {
     struct reference_stream *s = (struct reference_stream *)stream;
+    const struct sampler_scratch scratch = sampler_scratch_at(s->sampler, s->shape.n_vocab);
 
-    for (uint32_t i = 0; i < n_outputs; i++) {
-        if (params[i].temperature > 0)
-            sampling_draw(&samples[i], tensor_row(logits, i), s->weights, logits->n_cols,
-                          &params[i]);
-        else
-            sampling_greedy(&samples[i], &rows[i]);
-    }
+    for (uint32_t i = 0; i < n_outputs; i++)
+        sampling_row(&samples[i], tensor_row(logits, i), logits->n_cols, &rows[i], &params[i],
+                     &sampling_sweeps_plain, &scratch);
     return 0;
 }
 

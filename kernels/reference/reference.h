@@ -55,7 +55,7 @@ struct reference_stream {
     double *sums; /* [head_dim]                                                                  */
     float *query; /* [head_dim]                                                                  */
     float *head_kv; /* [head_dim]                                     one K or V vector */
-    float *weights; /* [n_vocab]                                      the sampler's */
+    void *sampler;  /* its scratch */
 };
 
 static inline float *tensor_row(const struct tensor *t, uint32_t row)

@@ -58,7 +58,9 @@ void ops_check_copied_pages(const struct ops_subject *s); /* kv_copy: same bits 
 void ops_check_poisoned_keys(
     const struct ops_subject *s); /* a NaN in U8: its own sequence's alone */
 void ops_check_head(const struct ops_subject *s);
-void ops_check_sample(const struct ops_subject *s); /* the same token and bits of logprob on both */
+void ops_check_sample(
+    const struct ops_subject *s); /* the same token and bits of log-probabilities */
+void ops_check_sample_programs(const struct ops_subject *s);
 void ops_check_refusals(
     const struct ops_subject *s); /* bad shapes are refused at load, with a reason  */
 

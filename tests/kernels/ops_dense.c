@@ -1,4 +1,4 @@
-/* Checks of what works on rows alone: embedding, norm, products, head, sampler. */
+/* Checks of what works on rows alone: embedding, norm, products, head. */
 #include "tests/kernels/ops_side.h"
 
 #include <criterion/criterion.h>
@@ -331,62 +331,6 @@ void ops_check_head(const struct ops_subject *subject)
             check_head(&p, all_dtypes[d], sizes[(d + form) % 4], form);
     }
     check_head_ties(&p);
-    pair_close(&p);
-}
-
-/* ---- sampler --------------------------------------------------------------------------------- */
-
-void ops_check_sample(const struct ops_subject *subject)
-{
-    static const uint32_t vocabs[] = {1, 5, 256, 257, 5000}, top_ks[] = {0, 1, 3, 40, 5000};
-    static const float temperatures[] = {0, 1, 0.7f, 1e-8f, 3, 1e-44f};
-    static const float top_ps[] = {1, 0.9f, 0.3f, 1e-9f};
-    enum { N_ROWS = 8 };
-    struct pair p;
-
-    pair_open(&p, subject);
-    for (uint32_t trial = 0; trial < 120; trial++) {
-        uint32_t n_vocab = vocabs[trial % 5];
-        struct both logits = pair_rows(&p, N_ROWS, n_vocab, INPUT_NORMAL);
-        struct sample_params params[N_ROWS];
-        struct head_row rows[N_ROWS];
-        struct sample samples[2][N_ROWS];
-
-        for (uint32_t r = 0; r < N_ROWS; r++) {
-            float *row = logits.data[0] + r * pair_stride(n_vocab);
-
-            /* A third of the rows in steps of a quarter: many ties. */
-            for (uint32_t i = 0; i < n_vocab; i++)
-                row[i] = r % 3 ? 3 * row[i] : roundf(4 * row[i]) / 4;
-            if (trial % 10 == 9 && r == 4)
-                row[n_vocab / 2] = trial % 20 == 9 ? NAN : -INFINITY;
-            memcpy(logits.data[1] + r * pair_stride(n_vocab), row, n_vocab * sizeof *row);
-            rows[r] = (struct head_row){r % n_vocab, row[0], r == 2};
-            params[r] = (struct sample_params){
-                .temperature = temperatures[ops_random(&p.random) % 6],
-                .top_k = top_ks[ops_random(&p.random) % 5],
-                .top_p = top_ps[ops_random(&p.random) % 4],
-                .seed = (uint64_t)ops_random(&p.random) << 32 | ops_random(&p.random),
-                .child_idx = r,
-                .token_idx = trial,
-            };
-        }
-        for (int i = 0; i < 2; i++) {
-            struct tensor t = pair_tensor(&logits, i, N_ROWS, n_vocab);
-
-            p.side[i].ops->sample(p.side[i].stream, samples[i], &t, rows, params, N_ROWS);
-        }
-        for (uint32_t r = 0; r < N_ROWS; r++) {
-            const struct sample *a = &samples[0][r], *b = &samples[1][r];
-
-            cr_expect(a->token == b->token && a->logprob == b->logprob &&
-                          !a->not_finite == !b->not_finite,
-                      "sample of %u, t %g k %u p %g: %u %g %u, should be %u %g %u", n_vocab,
-                      (double)params[r].temperature, params[r].top_k, (double)params[r].top_p,
-                      a->token, (double)a->logprob, a->not_finite, b->token, (double)b->logprob,
-                      b->not_finite);
-        }
-    }
     pair_close(&p);
 }
 

@@ -97,6 +97,11 @@ Test(cpu, samples)
     each_level(ops_check_sample);
 }
 
+Test(cpu, samples_as_programs_ask)
+{
+    each_level(ops_check_sample_programs);
+}
+
 Test(cpu, refuses_at_load)
 {
     each_level(ops_check_refusals);

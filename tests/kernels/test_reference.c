@@ -82,6 +82,11 @@ Test(reference, samples)
     ops_check_sample(&subject);
 }
 
+Test(reference, samples_as_programs_ask)
+{
+    ops_check_sample_programs(&subject);
+}
+
 Test(reference, refuses_at_load)
 {
     ops_check_refusals(&subject);

@@ -6,22 +6,29 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/sampling_sweep.h"
 #include "tests/kernels/ops_common.h"
 
 TestSuite(sampling, .init = kernels_thread_init);
 
 enum { VOCAB_MAX = 50000 };
 
-static float scratch[VOCAB_MAX], scores[VOCAB_MAX];
+static float spoilt[VOCAB_MAX];
 
 /* Draw number i of a row that stays as it is. */
 static struct sample draw(const float *logits, uint32_t n, struct sample_params params, uint32_t i)
 {
+    static void *memory;
+    struct sampler_scratch scratch;
     struct sample s;
 
-    memcpy(scores, logits, n * sizeof *logits);
+    if (!memory)
+        memory = calloc(1, sampler_scratch_bytes(VOCAB_MAX) + 64);
+    scratch = sampler_scratch_at((char *)memory + 64 - (uintptr_t)memory % 64, VOCAB_MAX);
+    memcpy(spoilt, logits, n * sizeof *logits);
     params.token_idx = i;
-    sampling_draw(&s, scores, scratch, n, &params);
+    params.logprobs = SAMPLE_PROCESSED;
+    sampling_row(&s, spoilt, n, NULL, &params, &sampling_sweeps_plain, &scratch);
     return s;
 }
 
@@ -159,6 +166,7 @@ Test(sampling, top_p_among_equals_and_after_top_k)
     check_distribution(logits, probs, 300, params);
 }
 
+/* The last two are denormal: they count as 0. */
 Test(sampling, tiny_temperatures_are_greedy)
 {
     static const float temperatures[] = {1e-8f, 1e-30f, 1e-38f, 0x1p-149f};
@@ -177,8 +185,10 @@ Test(sampling, tiny_temperatures_are_greedy)
 
             for (uint32_t i = 0; i < 20; i++) {
                 struct sample s = draw(logits, 1000, params, i);
+                float logprob =
+                    t < 2 ? 0 : draw(logits, 1000, (struct sample_params){0}, 0).logprob;
 
-                cr_expect(s.token == best && !s.not_finite && s.logprob == 0,
+                cr_expect(s.token == best && !s.not_finite && s.logprob == logprob,
                           "temperature %g: %u, not %u", (double)temperatures[t], s.token, best);
             }
         }
@@ -218,7 +228,7 @@ Test(sampling, bounds_of_top_k)
 Test(sampling, what_is_not_finite_is_said)
 {
     static const float bad[] = {NAN, INFINITY, -INFINITY, -NAN};
-    struct sample_params params = {.temperature = 1, .top_k = 3, .top_p = 0.5f};
+    struct sample_params params = {.temperature = 1, .top_k = 3, .top_p = 0.5f}, greedy = {0};
     struct head_row row = {.argmax = 4, .not_finite = 1};
     struct sample s;
     float logits[40] = {0};
@@ -229,7 +239,7 @@ Test(sampling, what_is_not_finite_is_said)
         logits[i * 13] = 0;
     }
     cr_expect_eq(draw(logits, 40, params, 0).not_finite, 0);
-    sampling_greedy(&s, &row);
+    sampling_row(&s, NULL, 40, &row, &greedy, &sampling_sweeps_plain, NULL);
     cr_expect(s.not_finite && s.token == 4 && s.logprob == 0);
 }
 

@@ -26,6 +26,7 @@
  X(backend,                CHOICE,        "cpu",     0, 0, "cpu|reference",     0,    "who does the arithmetic") \
  X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated", 0, "instruction set of the cpu backend; results are the same on all; amx_emulated: amx in plain C, slow, for tests") \
  X(threads,                OPTIONAL,      "none",    1, 256, "threads",         0,    "threads of the cpu backend; none: one a physical core, as far as the control group's quota goes") \
+ X(pin_threads,            BOOL,          "false",   0, 0, "",                  0,    "bind each of these threads to a core of its own: for machines where nothing else wants the cores") \
  X(kv_dtype,               CHOICE,        "auto",    0, 0, "auto|bf16|u8|f32",     0,    "type of cached keys and values; auto: f32 on reference, else bf16") \
  X(page_size,              NUMBER,        "256",     4, 65536, "tokens",        0,    "tokens a block of the cache; a multiple of 16 on cpu") \
  X(num_blocks,             OPTIONAL,      "none",    1, 16777216, "blocks",     0,    "size of the cache; none: by max_memory_percent") \

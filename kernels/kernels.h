@@ -109,6 +109,7 @@ struct backend_config {
     uint32_t n_threads; /* 0: one a physical core, as far as the cgroup's quota goes             */
     const char *isa;    /* NULL or "auto": best; else "scalar", "avx2", "avx512vnni", ...       */
     uint32_t spin_us;   /* how long a worker spins before it sleeps; 0: default                 */
+    bool pin_threads;   /* each to a core of its own, the opening thread too, until close */
 };
 
 struct backend_caps {

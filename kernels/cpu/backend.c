@@ -47,6 +47,13 @@ static int backend_open(struct backend **backendp, const struct backend_config *
         backend_close(b);
         return r;
     }
+    r = config->pin_threads ? pool_pin(b->pool) : 0;
+    if (r) {
+        *why = r == -EBUSY ? "pin_threads: there are fewer cores than threads"
+                           : "pin_threads: the system refuses to bind a thread to a core";
+        backend_close(b);
+        return r;
+    }
     *backendp = b;
     return 0;
 }

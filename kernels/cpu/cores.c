@@ -148,17 +148,17 @@ static long topology_number(int cpu, const char *file)
     return number;
 }
 
-uint32_t cores_usable(void)
+uint32_t cores_list(int *cpus, uint32_t cpus_max)
 {
     struct {
         long package, core;
     } seen[POOL_THREADS_MAX];
-    uint32_t n = 0, quota = cores_quota("");
+    uint32_t n = 0;
     cpu_set_t allowed;
 
     if (sched_getaffinity(0, sizeof allowed, &allowed))
-        return 1;
-    for (int cpu = 0; cpu < CPU_SETSIZE && n < POOL_THREADS_MAX; cpu++) {
+        return 0;
+    for (int cpu = 0; cpu < CPU_SETSIZE && n < POOL_THREADS_MAX && n < cpus_max; cpu++) {
         long package, core;
         uint32_t i = 0;
 
@@ -171,9 +171,18 @@ uint32_t cores_usable(void)
             i++;
         if (i < n)
             continue;
+        cpus[n] = cpu;
         seen[n].package = package;
         seen[n++].core = core;
     }
+    return n;
+}
+
+uint32_t cores_usable(void)
+{
+    int cpus[POOL_THREADS_MAX];
+    uint32_t n = cores_list(cpus, POOL_THREADS_MAX), quota = cores_quota("");
+
     if (quota && quota < n)
         n = quota;
     return n ? n : 1;

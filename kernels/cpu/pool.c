@@ -18,6 +18,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdalign.h>
 #include <stdatomic.h>
@@ -61,6 +62,8 @@ struct pool {
 
     uint32_t n_threads, n_started, spin_us;
     bool is_crowded; /* more threads than cores: who waits lets others run */
+    bool is_pinned;
+    cpu_set_t caller_cpus; /* where worker 0 could run before it was pinned */
     struct worker workers[];
 };
 
@@ -276,10 +279,34 @@ int pool_new(struct pool **poolp, uint32_t n_threads, uint32_t spin_us)
     return 0;
 }
 
+int pool_pin(struct pool *p)
+{
+    int cpus[POOL_THREADS_MAX];
+
+    if (cores_list(cpus, POOL_THREADS_MAX) < p->n_threads)
+        return -EBUSY;
+    if (sched_getaffinity(0, sizeof p->caller_cpus, &p->caller_cpus))
+        return -errno;
+    for (uint32_t i = p->n_threads; i-- > 0;) {
+        cpu_set_t one;
+        int r;
+
+        CPU_ZERO(&one);
+        CPU_SET(cpus[i], &one);
+        r = pthread_setaffinity_np(i ? p->workers[i].thread : pthread_self(), sizeof one, &one);
+        if (r)
+            return -r;
+    }
+    p->is_pinned = true;
+    return 0;
+}
+
 struct pool *pool_free(struct pool *p)
 {
     if (!p)
         return NULL;
+    if (p->is_pinned)
+        (void)sched_setaffinity(0, sizeof p->caller_cpus, &p->caller_cpus);
     atomic_store(&p->stop, true);
     atomic_fetch_add(&p->lap, 1);
     futex_wake(&p->lap);

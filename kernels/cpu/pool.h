@@ -24,7 +24,13 @@ typedef void pool_fn(void *arg, uint32_t worker, uint32_t begin, uint32_t end);
 
 /* Starts n_threads - 1 threads. 0; -EINVAL beyond POOL_THREADS_MAX or for 0; -ENOMEM or -EAGAIN. */
 int pool_new(struct pool **poolp, uint32_t n_threads, uint32_t spin_us);
-struct pool *pool_free(struct pool *p); /* joins the threads; NULL is fine; returns NULL */
+
+/* Binds every worker to a core of its own, the calling thread as worker 0 to the first one. 0;
+ * -EBUSY: there are fewer cores than threads; another negative errno: the system refuses. */
+int pool_pin(struct pool *p);
+
+/* Joins the threads; a pinned caller may go where it could before. NULL is fine; returns NULL. */
+struct pool *pool_free(struct pool *p);
 
 uint32_t pool_n_threads(const struct pool *p);
 

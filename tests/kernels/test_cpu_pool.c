@@ -5,12 +5,14 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
+#include "kernels/cpu/cores.h"
 #include "kernels/kernels.h"
 
 TestSuite(cpu_pool, .timeout = 60);
@@ -206,4 +208,61 @@ Test(cpu_pool, refuses_bad_counts)
     cr_expect_eq(pool_new(&p, 0, 0), -EINVAL);
     cr_expect_eq(pool_new(&p, POOL_THREADS_MAX + 1, 0), -EINVAL);
     cr_expect_null(p);
+}
+
+/* Where each worker ran, and how many processors it could have had. */
+struct places {
+    _Atomic int cpu[POOL_THREADS_MAX], n_allowed[POOL_THREADS_MAX];
+};
+
+static void note_place(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
+{
+    struct places *places = arg;
+    cpu_set_t allowed;
+
+    (void)begin;
+    (void)end;
+    sched_getaffinity(0, sizeof allowed, &allowed);
+    places->n_allowed[worker] = CPU_COUNT(&allowed);
+    places->cpu[worker] = sched_getcpu();
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+Test(cpu_pool, pinned_workers_have_a_core_each_and_the_caller_is_let_go)
+{
+    int cpus[POOL_THREADS_MAX];
+    uint32_t n = cores_list(cpus, POOL_THREADS_MAX);
+    struct places places = {0};
+    struct pool *p = open_pool(n, 0);
+    cpu_set_t before, after;
+
+    sched_getaffinity(0, sizeof before, &before);
+    cr_assert_eq(pool_pin(p), 0);
+    for (int round = 0; round < 5; round++)
+        pool_run(p, note_place, &places, 8 * n, 1);
+    for (uint32_t i = 0; i < n; i++) {
+        /* One that the system did not schedule in time has nothing to tell. */
+        if (!places.n_allowed[i])
+            continue;
+        cr_expect_eq(places.n_allowed[i], 1);
+        cr_expect_eq(places.cpu[i], cpus[i], "worker %u ran on %d", i, places.cpu[i]);
+    }
+    cr_expect_eq(places.n_allowed[0], 1);
+    pool_free(p);
+    sched_getaffinity(0, sizeof after, &after);
+    cr_expect(CPU_EQUAL(&before, &after));
+}
+
+Test(cpu_pool, more_threads_than_cores_are_not_pinned)
+{
+    int cpus[POOL_THREADS_MAX];
+    uint32_t n = cores_list(cpus, POOL_THREADS_MAX);
+    struct pool *p = open_pool(n + 1, 0);
+    cpu_set_t before, after;
+
+    sched_getaffinity(0, sizeof before, &before);
+    cr_expect_eq(pool_pin(p), -EBUSY);
+    sched_getaffinity(0, sizeof after, &after);
+    cr_expect(CPU_EQUAL(&before, &after));
+    pool_free(p);
 }

@@ -20,6 +20,7 @@
 #include "daemon/model/loader.h"
 #include "daemon/model/memory.h"
 #include "daemon/model/model_ops.h"
+#include "daemon/model/scratch.h"
 #include "daemon/model/vocabulary.h"
 
 #define LOGIT_ROWS       32u
@@ -35,11 +36,7 @@ struct forward {
     struct kv *kv;
     struct stream *stream;
     uint32_t max_tokens, max_seqs;
-    struct tensor x, q, o, h, y, logits;
-    uint32_t *output_idx;   /* [max_tokens] 0, 1, 2, ...: outputs as rows of y */
-    struct head_row *rows;  /* [max_outputs] */
-    uint8_t *want_logits;   /* [max_outputs] */
-    struct sample *samples; /* [max_outputs] of the step in flight */
+    struct scratch scratch;
     uint32_t n_samples;
     uint64_t ticket; /* of the last step */
 };
@@ -60,11 +57,6 @@ static uint32_t larger(uint32_t a, uint32_t b)
 static uint32_t max_outputs(const struct forward *f)
 {
     return larger(f->max_seqs, LOGIT_ROWS);
-}
-
-static size_t row_stride(uint32_t n_cols)
-{
-    return ((size_t)n_cols * sizeof(float) + 63) / 64 * 64;
 }
 
 static uint32_t qkv_rows(const struct config *c)
@@ -126,13 +118,14 @@ static int open_backend(struct opening *o)
 static uint64_t fixed_bytes(const struct opening *o)
 {
     const struct config *c = &o->f->config;
-    uint64_t row = 2 * row_stride(c->n_embd) + row_stride(c->n_ff) +
-                   2 * row_stride(c->n_heads * c->head_dim) + 2 * row_stride(widest_row(c));
+    uint64_t row = 2 * scratch_row_stride(c->n_embd) + scratch_row_stride(c->n_ff) +
+                   2 * scratch_row_stride(c->n_heads * c->head_dim) +
+                   2 * scratch_row_stride(widest_row(c));
     uint64_t bytes = row * o->f->max_tokens;
 
     for (uint32_t i = 0; i < gguf_n_tensors(o->g); i++)
         bytes += gguf_tensor_at(o->g, i)->bytes;
-    bytes += (uint64_t)LOGIT_ROWS * row_stride(c->n_vocab);
+    bytes += (uint64_t)LOGIT_ROWS * scratch_row_stride(c->n_vocab);
     return bytes + (uint64_t)c->n_context * c->rope_dims * sizeof(float);
 }
 
@@ -250,17 +243,6 @@ static int load_weights(struct opening *o)
     return r ? model_refuse(o->message, r, "no memory for %" PRIu64 " positions", n_positions) : 0;
 }
 
-static int make_rows(struct opening *o, struct tensor *t, uint32_t n_rows, uint32_t n_cols)
-{
-    size_t bytes = n_rows * row_stride(n_cols);
-    int r;
-
-    *t = (struct tensor){
-        .dtype = DTYPE_F32, .n_rows = n_rows, .n_cols = n_cols, .stride_bytes = row_stride(n_cols)};
-    r = o->f->ops->buffer_new(o->f->backend, &t->data, bytes, NULL);
-    return r ? model_refuse(o->message, r, "no memory for %zu bytes of scratch", bytes) : 0;
-}
-
 static int make_scratch(struct opening *o)
 {
     struct forward *f = o->f;
@@ -275,36 +257,13 @@ static int make_scratch(struct opening *o)
         .head_dim = c->head_dim,
         .max_context = f->weights.rope.n_positions,
     };
-    void *rows = NULL;
     int r = f->ops->stream_new(f->backend, &f->stream, &shape);
 
     if (r)
         return model_refuse(o->message, r, "no memory for a stream of %" PRIu32 " tokens a step",
                             f->max_tokens);
-    r = make_rows(o, &f->x, f->max_tokens, c->n_embd);
-    if (!r)
-        r = make_rows(o, &f->q, f->max_tokens, c->n_heads * c->head_dim);
-    if (!r)
-        r = make_rows(o, &f->o, f->max_tokens, c->n_heads * c->head_dim);
-    if (!r)
-        r = make_rows(o, &f->h, f->max_tokens, c->n_ff);
-    if (!r)
-        r = make_rows(o, &f->y, f->max_tokens, c->n_embd);
-    if (!r)
-        r = make_rows(o, &f->logits, LOGIT_ROWS, c->n_vocab);
-    if (r)
-        return r;
-    r = f->ops->buffer_new(f->backend, &rows, max_outputs(f) * sizeof f->rows[0], NULL);
-    f->rows = rows;
-    f->want_logits = calloc(max_outputs(f), sizeof f->want_logits[0]);
-    f->samples = calloc(max_outputs(f), sizeof f->samples[0]);
-    f->output_idx = calloc(f->max_tokens, sizeof f->output_idx[0]);
-    for (uint32_t i = 0; i < f->max_tokens && f->output_idx; i++)
-        f->output_idx[i] = i;
-    if (r || !f->want_logits || !f->samples || !f->output_idx)
-        return model_refuse(o->message, -ENOMEM, "no memory for %" PRIu32 " outputs a step",
-                            max_outputs(f));
-    return 0;
+    return scratch_init(&f->scratch, f->ops, f->backend, c, f->max_tokens, max_outputs(f),
+                        LOGIT_ROWS, o->message);
 }
 
 /* The name is foreign bytes that others print. */
@@ -369,7 +328,7 @@ static struct forward *forward_of(struct model *m)
     return (struct forward *)m; /* first in it */
 }
 
-/* All layers: f->y holds the residual stream of the step's outputs. */
+/* All layers: f->scratch.y holds the residual stream of the step's outputs. */
 static int run_layers(struct forward *f, const struct step *step)
 {
     const struct pass pass = {
@@ -378,17 +337,18 @@ static int run_layers(struct forward *f, const struct step *step)
         .ops = f->ops,
         .stream = f->stream,
         .kv = f->kv,
-        .x = &f->x,
-        .q = &f->q,
-        .o = &f->o,
-        .h = &f->h,
-        .y = &f->y,
+        .x = &f->scratch.x,
+        .q = &f->scratch.q,
+        .o = &f->scratch.o,
+        .h = &f->scratch.h,
+        .y = &f->scratch.y,
     };
 
     assert(step->n_tokens >= 1 && step->n_tokens <= f->max_tokens);
     assert(step->n_seqs <= f->max_seqs);
-    f->x.n_rows = f->q.n_rows = f->o.n_rows = f->h.n_rows = step->n_tokens;
-    f->y.n_rows = step->n_outputs;
+    f->scratch.x.n_rows = f->scratch.q.n_rows = f->scratch.o.n_rows = f->scratch.h.n_rows =
+        step->n_tokens;
+    f->scratch.y.n_rows = step->n_outputs;
     return f->config.arch->step(&pass, step);
 }
 
@@ -404,10 +364,10 @@ static int run_head(struct forward *f, const struct step *step, uint32_t first, 
         .want_logits = want_logits,
     };
 
-    part.output_token_idx = f->output_idx + first;
+    part.output_token_idx = f->scratch.output_idx + first;
     part.n_outputs = n;
     logits->n_rows = n;
-    return f->ops->head(f->stream, logits, f->rows, &f->y, f->weights.head, &args);
+    return f->ops->head(f->stream, logits, f->scratch.rows, &f->scratch.y, f->weights.head, &args);
 }
 
 static int forward_step_submit(struct model *m, const struct step *step,
@@ -419,17 +379,18 @@ static int forward_step_submit(struct model *m, const struct step *step,
 
     assert(step->n_outputs <= f->max_seqs);
     for (uint32_t i = 0; i < step->n_outputs; i++) {
-        f->want_logits[i] = sample_reads_logits(&params[i]);
-        n_wanted += f->want_logits[i];
+        f->scratch.want_logits[i] = sample_reads_logits(&params[i]);
+        n_wanted += f->scratch.want_logits[i];
     }
     n_chunk = n_wanted ? LOGIT_ROWS : step->n_outputs;
     r = run_layers(f, step);
     for (uint32_t i = 0; i < step->n_outputs && !r; i += n_chunk) {
         uint32_t n = step->n_outputs - i < n_chunk ? step->n_outputs - i : n_chunk;
 
-        r = run_head(f, step, i, n, &f->logits, f->want_logits + i);
+        r = run_head(f, step, i, n, &f->scratch.logits, f->scratch.want_logits + i);
         if (!r)
-            r = f->ops->sample(f->stream, f->samples + i, &f->logits, f->rows, params + i, n);
+            r = f->ops->sample(f->stream, f->scratch.samples + i, &f->scratch.logits,
+                               f->scratch.rows, params + i, n);
     }
     if (r)
         return r;
@@ -443,7 +404,7 @@ static int forward_step_poll(struct model *m, uint64_t ticket, struct sample *sa
     struct forward *f = forward_of(m);
 
     assert(ticket == f->ticket);
-    memcpy(samples, f->samples, f->n_samples * sizeof f->samples[0]);
+    memcpy(samples, f->scratch.samples, f->n_samples * sizeof f->scratch.samples[0]);
     return 0;
 }
 
@@ -457,27 +418,12 @@ static int forward_clear_block(struct model *m, uint32_t block_idx)
     return forward_of(m)->ops->kv_clear(forward_of(m)->kv, block_idx);
 }
 
-static void free_rows(struct forward *f, void *data)
-{
-    if (data)
-        f->ops->buffer_free(f->backend, data);
-}
-
 static void forward_free(struct model *m)
 {
     struct forward *f = forward_of(m);
 
-    free(f->samples);
-    free(f->want_logits);
-    free(f->output_idx);
     if (f->backend) {
-        free_rows(f, f->rows);
-        free_rows(f, f->logits.data);
-        free_rows(f, f->y.data);
-        free_rows(f, f->h.data);
-        free_rows(f, f->o.data);
-        free_rows(f, f->q.data);
-        free_rows(f, f->x.data);
+        scratch_fini(&f->scratch);
         if (f->stream)
             f->ops->stream_free(f->stream);
         if (f->kv)
@@ -530,7 +476,7 @@ int forward_logits(struct model *m, const struct step *step, float *logits)
     r = run_layers(f, step);
     for (uint32_t i = 0; i < step->n_outputs && !r; i += LOGIT_ROWS) {
         uint32_t n = step->n_outputs - i < LOGIT_ROWS ? step->n_outputs - i : LOGIT_ROWS;
-        struct tensor part = f->logits;
+        struct tensor part = f->scratch.logits;
 
         r = run_head(f, step, i, n, &part, NULL);
         for (uint32_t j = 0; j < n && !r; j++)

@@ -3,15 +3,9 @@
 #define CB_TESTS_MODEL_COMMON_H
 
 #include "daemon/model/model.h"
+#include "tests/util/sanitized.h"
 
 struct gguf_out;
-
-/* Sanitizers make arithmetic 20 times slower: long tests take a part of their data there. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
 
 /* The default model: $CBD_MODEL, else where `make model` puts it. */
 const char *default_model(void);

@@ -6,7 +6,7 @@
 #include "tests/model/common.h"
 #include "tests/util/feed.h"
 
-#define N_CASES     (SANITIZED ? 2u : 16u)
+#define N_CASES     (IS_SANITIZED ? 2u : 16u)
 #define N_CASES_MAX 16u
 #define STEP_TOKENS 512u
 #define SEQ_TOKENS  320u
@@ -32,7 +32,7 @@ static json_t *load(struct answer *answers)
         prompt = json_object_get(a->recorded, "input_ids");
         a->n_prompt = (uint32_t)json_array_size(prompt);
         a->n_wanted = (uint32_t)json_array_size(json_object_get(a->recorded, "greedy_ids"));
-        if (SANITIZED && a->n_wanted > 8)
+        if (IS_SANITIZED && a->n_wanted > 8)
             a->n_wanted = 8;
         cr_assert(a->n_prompt >= 1 && a->n_wanted >= 1 && a->n_prompt + a->n_wanted <= SEQ_TOKENS);
         a->ids = calloc(a->n_prompt + a->n_wanted, sizeof a->ids[0]);

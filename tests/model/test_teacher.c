@@ -12,9 +12,9 @@ static struct score score(const char *backend, enum dtype kv_dtype)
     struct score s;
 
     cr_assert_eq(score_model(&s, default_model(), backend, &backend_config, kv_dtype,
-                             "tests/data/smollm2/teacher.safetensors", SANITIZED ? 1 : 0, message),
+                             "tests/data/smollm2/teacher.safetensors", IS_SANITIZED ? 1 : 0, message),
                  0, "%s", message);
-    cr_assert_eq(s.n_positions, SANITIZED ? 256 : 2048);
+    cr_assert_eq(s.n_positions, IS_SANITIZED ? 256 : 2048);
     return s;
 }
 
@@ -43,7 +43,7 @@ Test(teacher, cpu_with_8_bit_keys_and_values_is_little_further)
     struct score s = score("cpu", DTYPE_U8);
 
     cr_expect(s.mean_kl <= 0.004, "mean KL %g", s.mean_kl);
-    if (SANITIZED) /* the first text alone is too short for bounds on shares */
+    if (IS_SANITIZED) /* the first text alone is too short for bounds on shares */
         return;
     cr_expect(s.top1_agreement >= 0.945, "agreement %g", s.top1_agreement);
     cr_expect(fabs(s.ppl / s.ref_ppl - 1) <= 0.01, "perplexity %g, recorded %g", s.ppl, s.ref_ppl);

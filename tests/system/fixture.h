@@ -16,14 +16,9 @@
 #include <sys/types.h>
 
 #include "client/cbclient.h"
+#include "tests/util/sanitized.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define IS_SANITIZED 1
-#define HANG_MS      60000
-#else
-#define IS_SANITIZED 0
-#define HANG_MS      10000
-#endif
+#define HANG_MS (IS_SANITIZED ? 60000 : 10000)
 
 /* What a daemon holds while nobody asks anything of it. */
 struct figures {

@@ -12,7 +12,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "daemon/model/model.h"
 #include "tests/system/crowd.h"
+#include "tests/util/tiny.h"
 
 TestSuite(start, .timeout = 120);
 
@@ -148,6 +150,53 @@ Test(start, memory_of_a_load)
                       peak_bytes(&s) >> 10);
         system_fini(&s);
     }
+}
+
+/* A model's fingerprint is another for each type of keys and values: status must show that of the
+ * model opened with this one. */
+static void expect_kv_dtype(const char *model, const char *backend, const char *kv_dtype,
+                            enum dtype dtype)
+{
+    char message[MODEL_MESSAGE_MAX], expected[33];
+    const struct model_config config = {.path = model,
+                                        .backend = backend,
+                                        .kv_dtype = dtype,
+                                        .page_size = 16,
+                                        .n_blocks = 4,
+                                        .max_batch_tokens = 16,
+                                        .max_batch_seqs = 4};
+    struct model *m;
+    struct system s;
+    cr_assert_eq(model_open(&m, &config, message), 0, "%s", message);
+    const uint64_t *fingerprint = model_info(m)->fingerprint;
+    snprintf(expected, sizeof expected, "%016lx%016lx", fingerprint[1], fingerprint[0]);
+    model_free(m);
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", model, "--backend", backend, "--kv_dtype", kv_dtype));
+    json_t *status = system_cbctl(&s, SETTINGS("status"));
+    cr_expect_str_eq(json_string_value(json_object_get(status, "fingerprint")), expected,
+                     "kv_dtype %s on %s", kv_dtype, backend);
+    json_decref(status);
+    system_fini(&s);
+}
+
+Test(start, kv_dtype_reaches_the_model)
+{
+    struct system files;
+    struct tiny tiny = tiny_default();
+    char model[128];
+    system_init(&files);
+    snprintf(model, sizeof model, "%s/tiny.gguf", files.dir);
+    struct gguf_out *out = tiny_new(&tiny);
+    gguf_out_save(out, model);
+    gguf_out_free(out);
+    expect_kv_dtype(model, "cpu", "auto", DTYPE_BF16);
+    expect_kv_dtype(model, "cpu", "bf16", DTYPE_BF16);
+    expect_kv_dtype(model, "cpu", "u8", DTYPE_U8);
+    expect_kv_dtype(model, "cpu", "f32", DTYPE_F32);
+    expect_kv_dtype(model, "reference", "auto", DTYPE_F32);
+    expect_kv_dtype(model, "reference", "bf16", DTYPE_BF16);
+    system_fini(&files);
 }
 
 Test(start, twice_or_where_it_may_not)

@@ -119,9 +119,12 @@ static float draw(uint64_t *state)
     return (float)(sum * 1.7320508);
 }
 
-static void random_tensor(struct gguf_out *o, const char *name, enum dtype dtype, uint32_t n_rows,
-                          uint32_t n_cols, float middle, float spread, uint64_t *state)
+/* Rows from bad_from on hold in one place, by turns, what no sum gets rid of. */
+static void spoiled_tensor(struct gguf_out *o, const char *name, enum dtype dtype, uint32_t n_rows,
+                           uint32_t n_cols, float middle, float spread, uint64_t *state,
+                           uint32_t bad_from)
 {
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
     size_t n = (size_t)(n_rows ? n_rows : 1) * n_cols;
     float *values = malloc(n * sizeof *values);
 
@@ -129,8 +132,16 @@ static void random_tensor(struct gguf_out *o, const char *name, enum dtype dtype
         abort();
     for (size_t i = 0; i < n; i++)
         values[i] = middle + spread * draw(state);
+    for (uint32_t i = bad_from; i < n_rows; i++)
+        values[(size_t)i * n_cols + i * 7 % n_cols] = bad[i % 3];
     gguf_out_tensor(o, name, dtype, n_rows, n_cols, values);
     free(values);
+}
+
+static void random_tensor(struct gguf_out *o, const char *name, enum dtype dtype, uint32_t n_rows,
+                          uint32_t n_cols, float middle, float spread, uint64_t *state)
+{
+    spoiled_tensor(o, name, dtype, n_rows, n_cols, middle, spread, state, n_rows);
 }
 
 void tiny_tensors(struct gguf_out *o, const struct tiny *t)
@@ -148,7 +159,8 @@ void tiny_tensors(struct gguf_out *o, const struct tiny *t)
     };
     uint64_t state = t->seed;
 
-    random_tensor(o, "token_embd.weight", t->embed_dtype, TINY_VOCAB, t->n_embd, 0, 0.5f, &state);
+    spoiled_tensor(o, "token_embd.weight", t->embed_dtype, TINY_VOCAB, t->n_embd, 0, 0.5f, &state,
+                   t->bad_from ? t->bad_from : TINY_VOCAB);
     for (uint32_t i = 0; i < t->n_layers; i++)
         for (size_t j = 0; j < sizeof layer / sizeof layer[0]; j++) {
             char name[64];

@@ -20,6 +20,7 @@ struct tiny {
     float bias_spread;      /* ... about so large                                 */
     enum dtype dtype;       /* of the matrices                                    */
     enum dtype embed_dtype; /* of the embedding, and of the head if it has its own */
+    uint32_t bad_from;      /* rows of the embedding from here on are not finite; 0: none */
     uint64_t seed;
 };
 

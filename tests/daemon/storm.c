@@ -1,0 +1,391 @@
+/* Tokens are compared as they come, so that a failure names the first that differs. Bits of
+ * log-probabilities are looked up in the engine's last batch: they depend on the whole row, of which
+ * a token alone hides most. */
+#include "tests/daemon/storm.h"
+
+#include <criterion/criterion.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/sched/batch.h"
+#include "kernels/cpu/isa.h"
+#include "kernels/numeric.h"
+#include "shm/status.h"
+#include "tests/util/memory_file.h"
+
+#define ALONE UINT32_MAX /* number of what is no storm */
+
+enum { NEVER = UINT32_MAX, N_STOP_SETS = 4, N_BEGINNINGS = 3 };
+
+/* What a request gave. */
+struct answer {
+    uint32_t n, tokens[STORM_NEW_MAX], logprobs[STORM_NEW_MAX]; /* bits */
+    struct request_end end;
+};
+
+struct job {
+    uint32_t prompt[STORM_PROMPT_MAX], stop_ids[3];
+    struct request_spec spec;
+    enum sample_logprobs logprobs;
+    struct answer alone, got;
+    /* Of this run: */
+    struct request *r; /* NULL: not sent yet, or ended */
+    uint32_t n_ends, cancel_at;
+    bool is_cancelled;
+};
+
+struct storm {
+    struct storm_kind kind;
+    char path[MEMORY_FILE_PATH_MAX];
+    int fd;
+    struct cb_stops stops[N_STOP_SETS];
+    struct job jobs[STORM_REQUESTS];
+    /* Of this run: */
+    uint32_t number;
+    uint64_t random, clock_random, now_ns;
+    struct clock clock;
+    struct model *model;
+    struct engine *engine;
+};
+
+static uint32_t draw(uint64_t *random, uint32_t n) /* below n; splitmix64 */
+{
+    uint64_t z = *random += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return (uint32_t)((z ^ z >> 31) % n);
+}
+
+static void fail(const struct storm *st, const struct job *j, const char *format, ...)
+    __attribute__((format(printf, 3, 4), noreturn));
+
+static void fail(const struct storm *st, const struct job *j, const char *format, ...)
+{
+    char what[256], who[64] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    if (j)
+        snprintf(who, sizeof who, "request %td: ", j - st->jobs);
+    if (st->number == ALONE)
+        cr_assert_fail("%salone: %s", who, what);
+    cr_assert_fail("storm %u: %s%s; again: CB_STORM=%u build/tests/test_daemon --filter %s",
+                   st->number, who, what, st->number, st->kind.test);
+    abort();
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static void job_draw(struct storm *st, struct job *j, uint32_t i)
+{
+    static const float temperatures[] = {0.5f, 1, 2, 4};
+    uint64_t random = st->kind.seed + i * UINT64_C(1000003);
+    uint32_t n_good = st->kind.tiny.bad_from ? st->kind.tiny.bad_from : TINY_VOCAB;
+    struct request_spec *s = &j->spec;
+    uint32_t size = draw(&random, 16);
+    *s = (struct request_spec){.prompt = j->prompt, .top_p = 1, .owner = j};
+    s->n_prompt = 1 + draw(&random, size == 0  ? STORM_PROMPT_MAX
+                                    : size < 4 ? 150
+                                               : st->kind.prompt_usual);
+    uint32_t n_alike =
+        draw(&random, 4) ? s->n_prompt - draw(&random, 2) * draw(&random, s->n_prompt) : 0;
+    uint64_t beginning = st->kind.seed - 1 - draw(&random, N_BEGINNINGS);
+    for (uint32_t k = 0; k < s->n_prompt; k++)
+        j->prompt[k] = draw(k < n_alike ? &beginning : &random, n_good);
+    if (n_good < TINY_VOCAB && i % 4 == 3) {
+        /* Most of them early in a block, for then rows of the block before are computed along with
+         * it. */
+        uint32_t at = draw(&random, s->n_prompt), kind = draw(&random, 8);
+        at = kind == 0 ? 0 : kind == 1 ? s->n_prompt - 1 : kind == 2 ? at : at / 16 * 16;
+        j->prompt[at] = n_good + draw(&random, TINY_VOCAB - n_good);
+    }
+    size = draw(&random, 16);
+    s->max_new_tokens = size < 2 ? size : 1 + draw(&random, size < 6 ? STORM_NEW_MAX : 25);
+    s->ignore_eos = draw(&random, 2);
+    if (draw(&random, 4)) {
+        s->temperature = temperatures[draw(&random, 4)];
+        s->top_k = draw(&random, 2) ? 1 + draw(&random, 60) : 0;
+        s->top_p = draw(&random, 2) ? 0.9f : 1;
+        s->seed = (uint64_t)draw(&random, 1u << 30) << 20;
+    }
+    uint32_t logprobs = draw(&random, 5);
+    j->logprobs = logprobs == 0   ? SAMPLE_NO_LOGPROBS
+                  : logprobs == 1 ? SAMPLE_PROCESSED
+                                  : SAMPLE_RAW;
+    if (draw(&random, 4) == 0) {
+        for (int k = 0; k < 3; k++)
+            j->stop_ids[k] = draw(&random, TINY_VOCAB);
+        s->stop_ids = j->stop_ids;
+        s->n_stop_ids = 3;
+    }
+    if (draw(&random, 3) == 0)
+        s->stops = &st->stops[draw(&random, N_STOP_SETS)];
+}
+
+struct storm *storm_new(const struct storm_kind *kind)
+{
+    static const char *const stops[N_STOP_SETS][2] = {
+        {"e", "q"}, {"th", "o"}, {"ab", "a"}, {"in", "\n"}};
+    struct storm *st = calloc(1, sizeof *st);
+    cr_assert_not_null(st);
+    st->kind = *kind;
+    st->fd = memory_file_gguf(tiny_new(&kind->tiny), st->path);
+    for (int i = 0; i < N_STOP_SETS; i++) {
+        cb_stops_init(&st->stops[i]);
+        for (int k = 0; k < 2; k++)
+            cr_assert_eq(cb_stops_add(&st->stops[i], stops[i][k], strlen(stops[i][k])), 0);
+    }
+    for (uint32_t i = 0; i < kind->n_requests; i++)
+        job_draw(st, &st->jobs[i], i);
+    return st;
+}
+
+struct storm *storm_free(struct storm *st)
+{
+    if (st) {
+        close(st->fd);
+        free(st);
+    }
+    return NULL;
+}
+
+/* ---- what the engine tells ------------------------------------------------------------------- */
+
+static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
+                     uint64_t time_ns)
+{
+    struct storm *st = ctx;
+    struct job *j = owner;
+    const struct batch *b = engine_batch(st->engine);
+    const struct batch_entry *entry = b->entries;
+    (void)time_ns;
+    if (r != j->r || j->n_ends || index != j->got.n || index >= j->spec.max_new_tokens)
+        fail(st, j, "token %u where %u was due", index, j->got.n);
+    while (entry->r != r)
+        entry++;
+    uint32_t logprob = numeric_bits(b->samples[entry->output_idx].logprob);
+    if (j->logprobs == SAMPLE_RAW && logprob == 0)
+        fail(st, j, "token %u has no log-probability", index);
+    if (st->number != ALONE) {
+        const struct answer *a = &j->alone;
+        if (index >= a->n || token != a->tokens[index])
+            fail(st, j, "token %u of %u is %u, not %u", index, a->n, token, a->tokens[index]);
+        if (logprob != a->logprobs[index])
+            fail(st, j, "log-probability of token %u is %a, not %a", index,
+                 (double)numeric_from_bits(logprob), (double)numeric_from_bits(a->logprobs[index]));
+    }
+    j->got.tokens[index] = token;
+    j->got.logprobs[index] = logprob;
+    j->got.n++;
+    if (j->got.n == j->cancel_at) {
+        engine_cancel(st->engine, r);
+        j->is_cancelled = true;
+    }
+}
+
+static void on_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
+{
+    struct storm *st = ctx;
+    struct job *j = owner;
+    if (r != j->r || j->n_ends++ || end->n_generated != j->got.n ||
+        end->n_prompt != j->spec.n_prompt)
+        fail(st, j, "ends %u times, with %u tokens, not %u", j->n_ends, end->n_generated, j->got.n);
+    j->got.end = *end;
+    j->r = NULL;
+}
+
+/* Those that are to be cancelled at no particular token, one of them at a time. */
+static void on_look(void *ctx)
+{
+    struct storm *st = ctx;
+    for (int i = 0; i < 4; i++) {
+        struct job *j = &st->jobs[draw(&st->random, st->kind.n_requests)];
+        if (j->r && j->cancel_at == 0) {
+            engine_cancel(st->engine, j->r);
+            j->is_cancelled = true;
+            return;
+        }
+    }
+}
+
+/* Each look at the clock finds it up to 0.4 ms later. */
+static uint64_t clock_drawn(void *ctx)
+{
+    struct storm *st = ctx;
+    st->now_ns += 1 + draw(&st->clock_random, 400000);
+    return st->now_ns;
+}
+
+/* ---- a run ----------------------------------------------------------------------------------- */
+
+static void run_begin(struct storm *st, uint32_t number, const struct storm_shape *shape)
+{
+    const char *why;
+    char message[MODEL_MESSAGE_MAX];
+    const struct model_config model = {
+        .path = st->path,
+        .backend = "cpu",
+        .backend_config = {.n_threads = shape->n_threads,
+                           .isa = isa_level(shape->isa, &why) ? shape->isa : "auto"},
+        .kv_dtype = st->kind.kv_dtype,
+        .page_size = shape->page_size,
+        .n_blocks = shape->cache_tokens / shape->page_size,
+        .max_batch_tokens = shape->max_batch_tokens,
+        .max_batch_seqs = shape->max_requests_per_batch,
+        .without_uring = true,
+    };
+    const struct engine_config config = {
+        .scheduler = shape->scheduler,
+        .max_requests = STORM_REQUESTS,
+        .max_held_tokens = STORM_REQUESTS * STORM_TOKENS_MAX,
+        .max_batch_tokens = shape->max_batch_tokens,
+        .max_requests_per_batch = shape->max_requests_per_batch,
+        .safety_margin = -1,
+        .allow_block_sharing = shape->shares,
+        .step_ms_max = shape->step_ms_max,
+    };
+    const struct engine_sink sink = {.ctx = st, .look = on_look, .token = on_token, .end = on_end};
+    st->number = number;
+    st->random = st->kind.seed * 1000 + number;
+    st->clock_random = ~st->random;
+    st->now_ns = 0;
+    st->clock = (struct clock){.now_ns = clock_drawn, .ctx = st};
+    if (model_open(&st->model, &model, message))
+        fail(st, NULL, "%s", message);
+    cr_assert_eq(engine_new(&st->engine, &config, st->model, &sink, &st->clock), 0);
+}
+
+static void audit(struct storm *st)
+{
+    const char *why;
+    if (engine_check(st->engine, &why))
+        fail(st, NULL, "%s", why);
+}
+
+static void run_end(struct storm *st, struct storm_counts *counts)
+{
+    struct engine_stats stats;
+    engine_stats(st->engine, &stats);
+    if (stats.n_active + stats.n_waiting || stats.n_free_blocks != stats.n_blocks)
+        fail(st, NULL, "requests or blocks are left");
+    audit(st);
+    engine_free(st->engine);
+    model_free(st->model);
+    counts->n_soft_resets += stats.n_soft_resets;
+    counts->n_prefix_hits += stats.n_prefix_hits;
+}
+
+static void submit(struct storm *st, struct job *j)
+{
+    memset(&j->got, 0, sizeof j->got);
+    j->n_ends = 0;
+    j->is_cancelled = false;
+    j->cancel_at = NEVER;
+    if (st->number != ALONE && draw(&st->random, 6) == 0)
+        j->cancel_at = draw(&st->random, 2) ? 1 + draw(&st->random, 12) : 0;
+    int r = engine_submit(st->engine, &j->spec, &j->r);
+    if (r)
+        fail(st, j, "refused: %d", r);
+    j->r->sampler.logprobs = j->logprobs;
+}
+
+/* ---- alone ----------------------------------------------------------------------------------- */
+
+/* A request fails iff it is computed with an id whose row is spoilt, in its prompt or among its own
+ * tokens: it gets those before, and CB_NOT_FINITE. */
+static void check_alone(const struct storm *st, const struct job *j)
+{
+    const struct answer *a = &j->alone;
+    uint32_t bad_from = st->kind.tiny.bad_from ? st->kind.tiny.bad_from : TINY_VOCAB, n_due = 0;
+    bool fails = false;
+    for (uint32_t k = 0; k < j->spec.n_prompt && j->spec.max_new_tokens; k++)
+        fails |= j->prompt[k] >= bad_from;
+    for (n_due = 0; !fails && n_due < a->n; n_due++)
+        fails = a->tokens[n_due] >= bad_from && (n_due + 1 < a->n || a->end.finish == FINISH_ERROR);
+    if (a->end.finish == FINISH_CANCELLED || j->n_ends != 1)
+        fail(st, j, "ends %u times, with %d", j->n_ends, a->end.finish);
+    if ((a->end.finish == FINISH_ERROR) != fails || a->n != n_due ||
+        a->end.error != (fails ? CB_NOT_FINITE : 0))
+        fail(st, j, "ends with %d, status %d, after %u of %u tokens", a->end.finish, a->end.error,
+             a->n, n_due);
+}
+
+void storm_alone(struct storm *st, struct storm_counts *counts)
+{
+    static const struct storm_shape shape = {.max_batch_tokens = STORM_PROMPT_MAX,
+                                             .page_size = 256,
+                                             .cache_tokens = 1024,
+                                             .max_requests_per_batch = 1,
+                                             .n_threads = 1,
+                                             .isa = "scalar"};
+    for (uint32_t i = 0; i < st->kind.n_requests; i++) {
+        struct job *j = &st->jobs[i];
+        run_begin(st, ALONE, &shape);
+        submit(st, j);
+        while (engine_step(st->engine) != ENGINE_IDLE)
+            ;
+        run_end(st, counts);
+        j->alone = j->got;
+        check_alone(st, j);
+        counts->n_finishes[j->alone.end.finish]++;
+    }
+}
+
+/* ---- together -------------------------------------------------------------------------------- */
+
+static void check_together(const struct storm *st, const struct job *j)
+{
+    const struct request_end *e = &j->got.end, *a = &j->alone.end;
+    if (j->n_ends != 1)
+        fail(st, j, "never ends");
+    if (e->finish == FINISH_CANCELLED && j->is_cancelled)
+        return; /* on_token saw to it that it is a prefix */
+    if (j->got.n != j->alone.n || e->finish != a->finish || e->error != a->error ||
+        e->stop_idx != a->stop_idx || e->stop_is_id != a->stop_is_id ||
+        e->text_bytes != a->text_bytes)
+        fail(st, j, "ends with %d, status %d, stop %u, after %u tokens, not %d, %d, %u, %u",
+             e->finish, e->error, e->stop_idx, j->got.n, a->finish, a->error, a->stop_idx,
+             j->alone.n);
+}
+
+static void shuffle(struct storm *st, uint32_t *order)
+{
+    for (uint32_t i = 0; i < st->kind.n_requests; i++) {
+        uint32_t k = draw(&st->random, i + 1);
+        order[i] = order[k];
+        order[k] = i;
+    }
+}
+
+void storm_rage(struct storm *st, uint32_t number, const struct storm_shape *shape,
+                struct storm_counts *counts)
+{
+    uint32_t order[STORM_REQUESTS], n = st->kind.n_requests, n_sent = 0;
+    run_begin(st, number, shape);
+    shuffle(st, order);
+    /* One now and then, sometimes many at once, and at once when nothing is left to do. */
+    for (int r = ENGINE_IDLE; n_sent < n || r != ENGINE_IDLE;) {
+        uint32_t n_now = draw(&st->random, 64) == 0  ? 1 + draw(&st->random, 60)
+                         : draw(&st->random, 2) == 0 ? 1
+                                                     : r == ENGINE_IDLE;
+        for (; n_now > 0 && n_sent < n; n_now--)
+            submit(st, &st->jobs[order[n_sent++]]);
+        r = engine_step(st->engine);
+        if (draw(&st->random, 16) == 0)
+            audit(st);
+        if (draw(&st->random, 4) == 0)
+            engine_populate_some(st->engine, 1);
+    }
+    run_end(st, counts);
+    for (uint32_t i = 0; i < n; i++) {
+        const struct job *j = &st->jobs[i];
+        check_together(st, j);
+        counts->n_finishes[j->got.end.finish]++;
+        counts->n_cut += j->is_cancelled && j->got.n > 0 && j->got.n < j->alone.n;
+    }
+}

@@ -25,6 +25,7 @@ struct engine {
     struct engine_sink sink;
     const struct clock *clock;
 
+    struct cache_config cache_config;
     struct cache *cache;
     struct requests *requests;
     struct scheduler *scheduler;
@@ -40,6 +41,22 @@ struct engine {
     struct engine_stats stats;
 };
 
+/* The cache as the model's groups of layers want it; with a window the decode fast path is off. */
+static void configure_cache(struct engine *e)
+{
+    e->cache_config = (struct cache_config){.n_sectors = e->info->n_blocks,
+                                            .page_size = e->info->page_size,
+                                            .n_groups = e->info->n_groups,
+                                            .shares = e->config.allow_block_sharing};
+    for (uint32_t g = 0; g < e->info->n_groups; g++) {
+        e->cache_config.groups[g] =
+            (struct cache_group){.blocks_per_sector = e->info->groups[g].blocks_per_sector,
+                                 .window = e->info->groups[g].window};
+        if (e->info->groups[g].window)
+            e->config.max_blocks_per_request = 0;
+    }
+}
+
 static int build(struct engine *e)
 {
     const struct engine_config *c = &e->config;
@@ -47,13 +64,12 @@ static int build(struct engine *e)
         c->scheduler == SCHEDULER_PREFILL_FIRST ? &scheduler_prefill_first : &scheduler_fifo;
     uint32_t tokens_max = engine_tokens_max(e);
     uint32_t blocks_max = table_blocks_for(tokens_max, e->info->page_size);
-    int r = cache_new(&e->cache, &(struct cache_config){.n_blocks = e->info->n_blocks,
-                                                        .page_size = e->info->page_size,
-                                                        .shares = c->allow_block_sharing});
+    int r = cache_new(&e->cache, &e->cache_config);
     if (!r)
-        r = requests_new(&e->requests, c->max_requests, tokens_max, blocks_max);
+        r = requests_new(&e->requests, c->max_requests, tokens_max, e->info->n_groups, blocks_max);
     if (!r)
-        r = batch_new(&e->batch, c->max_batch_tokens, c->max_requests_per_batch, blocks_max);
+        r = batch_new(&e->batch, c->max_batch_tokens, c->max_requests_per_batch, e->info->n_groups,
+                      blocks_max);
     if (!r)
         r = scheduler_new(&e->scheduler,
                           &(struct scheduler_config){
@@ -88,6 +104,7 @@ int engine_new(struct engine **enginep, const struct engine_config *config, stru
     e->clock = clock;
     e->next_deadline_ns = UINT64_MAX;
     list_init(&e->ending);
+    configure_cache(e);
     int r = build(e);
     if (r) {
         engine_free(e);
@@ -123,7 +140,7 @@ struct engine *engine_free(struct engine *e)
 
 uint32_t engine_tokens_max(const struct engine *e)
 {
-    uint64_t most = (uint64_t)e->info->n_blocks * e->info->page_size;
+    uint64_t most = cache_tokens_max(&e->cache_config, e->config.max_batch_tokens);
     if (most > e->info->n_context)
         most = e->info->n_context;
     return (uint32_t)(most < e->config.max_held_tokens ? most : e->config.max_held_tokens);
@@ -219,11 +236,14 @@ void engine_cancel(struct engine *e, struct request *r)
 
 /* Makes a block ready for its new holder: 0 or a negative errno. Whether it has memory is asked
  * first, for a block whose populating failed was held as well. */
-static int prepare_block(struct engine *e, uint32_t block_idx)
+static int prepare_block(struct engine *e, uint32_t group, uint32_t block_idx)
 {
-    if (block_idx < e->n_populated)
-        return cache_was_used(e->cache, block_idx) ? model_clear_block(e->model, block_idx) : 0;
-    while (e->n_populated <= block_idx) {
+    uint32_t sector_idx = cache_sector_of(e->cache, group, block_idx);
+    if (sector_idx < e->n_populated)
+        return cache_was_used(e->cache, group, block_idx)
+                   ? model_clear_block(e->model, group, block_idx)
+                   : 0;
+    while (e->n_populated <= sector_idx) {
         int r = model_populate(e->model, e->n_populated, 1);
         if (r)
             return r;
@@ -244,7 +264,8 @@ static void prepare_blocks(struct engine *e)
             continue;
         }
         for (uint32_t b = e->batch->entries[i].new_block; b < r->table.n_blocks && !err; b++)
-            err = prepare_block(e, r->table.block_idx[b]);
+            for (uint32_t g = 0; g < e->info->n_groups && !err; g++)
+                err = prepare_block(e, g, r->table.block_idx[g][b]);
         if (err) {
             decide(e, r, FINISH_ERROR, CB_NO_MEMORY);
             scheduler_distrust(e->scheduler, r, e->batch->entries[i].past / e->info->page_size);
@@ -335,7 +356,7 @@ static int launch(struct engine *e)
         return ENGINE_IDLE;
     batch_build(e->batch, e->info->page_size);
     e->submit_ns = clock_now(e->clock);
-    r = model_step_submit(e->model, &e->batch->step, e->batch->params, &e->ticket);
+    r = model_step_submit(e->model, e->batch->step, e->batch->params, &e->ticket);
     e->in_flight = true;
     if (r)
         apply(e, r);
@@ -421,7 +442,7 @@ void engine_stats(const struct engine *e, struct engine_stats *stats)
     stats->n_prefix_hits = counts.n_hits;
     stats->n_prefix_hit_tokens = counts.n_hit_tokens;
     stats->n_free_blocks = room.n_unheld;
-    stats->n_blocks = room.n_blocks;
+    stats->n_blocks = room.n_total;
     stats->n_cached_blocks = room.n_kept;
     stats->n_evicted_blocks = room.n_evicted;
 }

@@ -18,8 +18,8 @@ struct fake_model {
     int (*run)(void *ctx, const struct step *step, const struct sample_params *params,
                struct sample *samples);
     /* May be NULL: what populate and clear_block return; then they return 0. */
-    int (*prepare)(void *ctx, uint32_t block_idx, bool clear);
-    const struct step *step; /* in flight */
+    int (*prepare)(void *ctx, uint32_t block_idx, bool clear); /* of group 0 */
+    const struct step *step;                                   /* in flight */
     const struct sample_params *params;
     uint32_t polls_needed; /* polls that answer RUNNING before a step is done */
     uint32_t polls_left;
@@ -44,10 +44,10 @@ static int fake_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks)
     return 0;
 }
 
-static int fake_clear_block(struct model *m, uint32_t block_idx)
+static int fake_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
 {
     struct fake_model *f = (struct fake_model *)m;
-    return f->prepare ? f->prepare(f->ctx, block_idx, true) : 0;
+    return f->prepare && group == 0 ? f->prepare(f->ctx, block_idx, true) : 0;
 }
 
 static int fake_step_submit(struct model *m, const struct step *step,
@@ -96,6 +96,8 @@ static struct fake_model *fake_model_new(uint32_t n_vocab, uint32_t n_blocks, ui
                                         .n_blocks = n_blocks,
                                         .page_size = page_size,
                                         .block_bytes = page_size,
+                                        .n_groups = 1,
+                                        .groups = {{.blocks_per_sector = 1}},
                                         .bos = UINT32_MAX};
     return f;
 }

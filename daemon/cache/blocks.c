@@ -1,45 +1,49 @@
-/* A stack of released ids over a mark below which all ids have been held at least once, and a list
- * through the kept ones, oldest first. All ends are O(1) a block, nothing is ever searched, and a
- * start touches no memory that grows with the pool (the arrays come zeroed from the kernel). A
- * bitmap would find low ids, which nobody needs.
+/* Two lists through the blocks: the free ones of sectors that are ours, the latest released first,
+ * and the kept ones, oldest first. All that is done is done at their ends, or to a block at hand:
+ * nothing is ever searched, and a start touches no memory that grows with the cache.
  *
- * Links of the list are ids plus one, so that zero means none. */
+ * With one block a sector, a pool is no more than the sectors' stack and a count of holders. */
 #include "daemon/cache/blocks.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
-enum block_state { BLOCK_NEVER_HELD, BLOCK_HELD, BLOCK_KEPT, BLOCK_RELEASED };
+enum block_state { BLOCK_ABSENT, BLOCK_FREE, BLOCK_HELD, BLOCK_KEPT }; /* ABSENT: no sector */
 
 struct block {
     uint32_t n_holders;
-    uint32_t older, newer; /* KEPT: its neighbours in the list          */
-    uint8_t state;         /* enum block_state                          */
-    bool is_used;          /* it was released before it was last taken  */
-    bool keeps;            /* it becomes KEPT when the last holder goes */
+    uint32_t before, behind; /* neighbours in the list of its state: id plus one; 0: none */
+    uint8_t state;           /* enum block_state                                          */
+    bool is_used;            /* its bytes were in use before it was last taken            */
+    bool keeps;              /* it becomes KEPT when the last holder goes                 */
+};
+
+struct ends {
+    uint32_t first, last, n;
 };
 
 struct blocks {
-    uint32_t n_blocks;
-    uint32_t n_ever_held;    /* ids below were held at least once */
-    uint32_t n_released;     /* entries of the stack              */
-    uint32_t n_kept;         /* entries of the list               */
-    uint32_t oldest, newest; /* its ends                          */
-    uint32_t *released;      /* [n_blocks] stack of ids           */
-    struct block *all;       /* [n_blocks]                        */
+    struct sectors *sectors;
+    uint32_t per_sector, n_blocks;
+    struct ends free, kept;
+    struct block *all;  /* [n_blocks]                             */
+    uint32_t *n_in_use; /* [n_sectors] held and kept ones in each */
 };
 
-int blocks_new(struct blocks **blocksp, uint32_t n_blocks)
+int blocks_new(struct blocks **blocksp, struct sectors *s, uint32_t blocks_per_sector)
 {
-    assert(n_blocks > 0);
+    uint32_t n_sectors = sectors_n_total(s);
     struct blocks *b = calloc(1, sizeof *b);
     if (!b)
         return -ENOMEM;
-    b->n_blocks = n_blocks;
-    b->released = calloc(n_blocks, sizeof *b->released);
-    b->all = calloc(n_blocks, sizeof *b->all);
-    if (!b->released || !b->all) {
+    assert(blocks_per_sector > 0 && blocks_per_sector < BLOCKS_NONE / n_sectors);
+    b->sectors = s;
+    b->per_sector = blocks_per_sector;
+    b->n_blocks = n_sectors * blocks_per_sector;
+    b->all = calloc(b->n_blocks, sizeof *b->all);
+    b->n_in_use = calloc(n_sectors, sizeof *b->n_in_use);
+    if (!b->all || !b->n_in_use) {
         blocks_free(b);
         return -ENOMEM;
     }
@@ -50,70 +54,93 @@ int blocks_new(struct blocks **blocksp, uint32_t n_blocks)
 struct blocks *blocks_free(struct blocks *b)
 {
     if (b) {
-        free(b->released);
         free(b->all);
+        free(b->n_in_use);
         free(b);
     }
     return NULL;
 }
 
-/* ---- the two ways to be without a holder ----------------------------------------------------- */
+/* ---- the two lists --------------------------------------------------------------------------- */
 
-static void release(struct blocks *b, uint32_t id)
+static void list_add(struct blocks *b, struct ends *l, uint32_t id)
 {
-    b->all[id].state = BLOCK_RELEASED;
-    b->released[b->n_released++] = id;
+    b->all[id].before = l->last;
+    b->all[id].behind = 0;
+    *(l->last ? &b->all[l->last - 1].behind : &l->first) = id + 1;
+    l->last = id + 1;
+    l->n++;
 }
 
-static void keep(struct blocks *b, uint32_t id)
+static void list_drop(struct blocks *b, struct ends *l, uint32_t id)
 {
     struct block *k = &b->all[id];
-    k->state = BLOCK_KEPT;
-    k->older = b->newest;
-    k->newer = 0;
-    *(b->newest ? &b->all[b->newest - 1].newer : &b->oldest) = id + 1;
-    b->newest = id + 1;
-    b->n_kept++;
+    *(k->before ? &b->all[k->before - 1].behind : &l->first) = k->behind;
+    *(k->behind ? &b->all[k->behind - 1].before : &l->last) = k->before;
+    l->n--;
 }
 
-static void unlink_kept(struct blocks *b, uint32_t id)
+/* ---- sectors --------------------------------------------------------------------------------- */
+
+/* Cuts a free sector into free blocks, of which the first one is the last in the list. */
+static void cut_sector(struct blocks *b)
 {
-    struct block *k = &b->all[id];
-    *(k->older ? &b->all[k->older - 1].newer : &b->oldest) = k->newer;
-    *(k->newer ? &b->all[k->newer - 1].older : &b->newest) = k->older;
-    b->n_kept--;
+    uint32_t sector = sectors_take(b->sectors), first = sector * b->per_sector;
+    assert(sector != SECTORS_NONE && b->n_in_use[sector] == 0);
+    for (uint32_t id = first + b->per_sector; id-- > first;) {
+        assert(b->all[id].state == BLOCK_ABSENT);
+        b->all[id] =
+            (struct block){.state = BLOCK_FREE, .is_used = sectors_was_held(b->sectors, sector)};
+        list_add(b, &b->free, id);
+    }
+}
+
+/* The block is no longer in use; nor is its sector, perhaps. */
+static void let_go(struct blocks *b, uint32_t id)
+{
+    uint32_t sector = id / b->per_sector, first = sector * b->per_sector;
+    b->all[id].state = BLOCK_FREE;
+    b->all[id].is_used = true;
+    list_add(b, &b->free, id);
+    if (--b->n_in_use[sector] > 0)
+        return;
+    for (uint32_t i = first; i < first + b->per_sector; i++) {
+        list_drop(b, &b->free, i);
+        b->all[i].state = BLOCK_ABSENT;
+    }
+    sectors_release(b->sectors, sector);
 }
 
 /* ---- taking and giving back ------------------------------------------------------------------ */
 
+uint32_t blocks_sectors_for(const struct blocks *b, uint32_t n)
+{
+    return n > b->free.n ? (n - b->free.n - 1) / b->per_sector + 1 : 0;
+}
+
 int blocks_take(struct blocks *b, uint32_t n, uint32_t *ids)
 {
-    if (n > blocks_n_free(b))
+    if (blocks_sectors_for(b, n) > sectors_n_free(b->sectors))
         return BLOCKS_EXHAUSTED;
     for (uint32_t i = 0; i < n; i++) {
-        uint32_t id;
-        if (b->n_released > 0) {
-            id = b->released[--b->n_released];
-            assert(b->all[id].state == BLOCK_RELEASED);
-            b->all[id].is_used = true;
-        } else {
-            id = b->n_ever_held++;
-            assert(b->all[id].state == BLOCK_NEVER_HELD);
-        }
-        b->all[id].state = BLOCK_HELD;
-        b->all[id].n_holders = 1;
-        ids[i] = id;
+        if (b->free.n == 0)
+            cut_sector(b);
+        ids[i] = b->free.last - 1;
+        list_drop(b, &b->free, ids[i]);
+        b->all[ids[i]].state = BLOCK_HELD;
+        b->all[ids[i]].n_holders = 1;
+        b->n_in_use[ids[i] / b->per_sector]++;
     }
     return 0;
 }
 
 void blocks_ref(struct blocks *b, uint32_t block_idx)
 {
-    assert(block_idx < b->n_ever_held);
+    assert(block_idx < b->n_blocks);
     struct block *k = &b->all[block_idx];
     assert(k->state == BLOCK_HELD || k->state == BLOCK_KEPT);
     if (k->state == BLOCK_KEPT)
-        unlink_kept(b, block_idx);
+        list_drop(b, &b->kept, block_idx);
     k->state = BLOCK_HELD;
     k->n_holders++;
 }
@@ -123,33 +150,35 @@ void blocks_release(struct blocks *b, uint32_t n, const uint32_t *ids)
     /* Last taken on top: a request that comes back gets its blocks in the order it had them. And
      * the end of a prefix is given up before its beginning, without which it is of no use. */
     for (uint32_t i = n; i-- > 0;) {
-        assert(ids[i] < b->n_ever_held);
+        assert(ids[i] < b->n_blocks);
         struct block *k = &b->all[ids[i]];
         assert(k->state == BLOCK_HELD && k->n_holders > 0);
         if (--k->n_holders > 0)
             continue;
-        if (k->keeps)
-            keep(b, ids[i]);
-        else
-            release(b, ids[i]);
+        if (k->keeps) {
+            k->state = BLOCK_KEPT;
+            list_add(b, &b->kept, ids[i]);
+        } else {
+            let_go(b, ids[i]);
+        }
     }
 }
 
 void blocks_keep(struct blocks *b, uint32_t block_idx)
 {
-    assert(block_idx < b->n_ever_held && b->all[block_idx].state == BLOCK_HELD);
+    assert(block_idx < b->n_blocks && b->all[block_idx].state == BLOCK_HELD);
     b->all[block_idx].keeps = true;
 }
 
 void blocks_give_up(struct blocks *b, uint32_t block_idx)
 {
-    assert(block_idx < b->n_ever_held);
+    assert(block_idx < b->n_blocks);
     struct block *k = &b->all[block_idx];
     assert(k->keeps);
     k->keeps = false;
     if (k->state == BLOCK_KEPT) {
-        unlink_kept(b, block_idx);
-        release(b, block_idx);
+        list_drop(b, &b->kept, block_idx);
+        let_go(b, block_idx);
     }
 }
 
@@ -157,7 +186,7 @@ void blocks_give_up(struct blocks *b, uint32_t block_idx)
 
 uint32_t blocks_oldest_kept(const struct blocks *b)
 {
-    return b->oldest ? b->oldest - 1 : BLOCKS_NONE;
+    return b->kept.n ? b->kept.first - 1 : BLOCKS_NONE;
 }
 
 bool blocks_is_held(const struct blocks *b, uint32_t block_idx)
@@ -169,7 +198,7 @@ bool blocks_is_held(const struct blocks *b, uint32_t block_idx)
 bool blocks_was_held(const struct blocks *b, uint32_t block_idx)
 {
     assert(block_idx < b->n_blocks);
-    return b->all[block_idx].is_used || b->all[block_idx].state == BLOCK_RELEASED;
+    return b->all[block_idx].is_used;
 }
 
 uint32_t blocks_n_total(const struct blocks *b)
@@ -179,12 +208,12 @@ uint32_t blocks_n_total(const struct blocks *b)
 
 uint32_t blocks_n_free(const struct blocks *b)
 {
-    return b->n_released + (b->n_blocks - b->n_ever_held);
+    return b->free.n + b->per_sector * sectors_n_free(b->sectors);
 }
 
 uint32_t blocks_n_kept(const struct blocks *b)
 {
-    return b->n_kept;
+    return b->kept.n;
 }
 
 /* ---- audit ----------------------------------------------------------------------------------- */
@@ -195,51 +224,55 @@ static int unclean(const char **whyp, const char *why)
     return -EUCLEAN;
 }
 
-static int check_block(const struct blocks *b, uint32_t id, const char **whyp)
+static int check_block(const struct block *k, bool is_ours, const char **whyp)
 {
-    const struct block *k = &b->all[id];
-    if ((id >= b->n_ever_held) != (k->state == BLOCK_NEVER_HELD))
-        return unclean(whyp, "blocks: a block is on the wrong side of the mark");
-    if ((k->n_holders > 0) != (k->state == BLOCK_HELD))
+    if (is_ours != (k->state != BLOCK_ABSENT))
+        return unclean(whyp, "blocks: a block is without its sector, or is not cut from it");
+    if (is_ours && (k->n_holders > 0) != (k->state == BLOCK_HELD))
         return unclean(whyp, "blocks: a block's state is not what its holders say");
-    if (k->state == BLOCK_KEPT ? !k->keeps : k->keeps && k->state != BLOCK_HELD)
+    if (k->state == BLOCK_KEPT ? !k->keeps : k->state != BLOCK_HELD && k->keeps)
         return unclean(whyp, "blocks: a block is kept that should not be, or free that should");
     return 0;
 }
 
-/* The list of kept blocks from end to end. */
-static int check_kept(const struct blocks *b, const char **whyp)
+/* A list from end to end. */
+static int check_ends(const struct blocks *b, const struct ends *l, uint8_t state,
+                      const char **whyp)
 {
     uint32_t n = 0, before = 0;
-    for (uint32_t at = b->oldest; at; at = b->all[at - 1].newer) {
-        if (at > b->n_blocks || n++ >= b->n_kept || b->all[at - 1].state != BLOCK_KEPT ||
-            b->all[at - 1].older != before)
-            return unclean(whyp, "blocks: the list of kept blocks is broken");
+    for (uint32_t at = l->first; at; at = b->all[at - 1].behind) {
+        if (at > b->n_blocks || n++ >= l->n || b->all[at - 1].state != state ||
+            b->all[at - 1].before != before)
+            return unclean(whyp, "blocks: a list of free or kept ones is broken");
         before = at;
     }
-    if (n != b->n_kept || b->newest != before)
-        return unclean(whyp, "blocks: the list of kept blocks has another length than it says");
+    if (n != l->n || l->last != before)
+        return unclean(whyp, "blocks: a list of free or kept ones is not as long as it says");
     return 0;
 }
 
-int blocks_check(const struct blocks *b, const uint32_t *holders, const char **whyp)
+int blocks_check(const struct blocks *b, const uint32_t *holders, bool *is_mine, const char **whyp)
 {
-    if (b->n_ever_held > b->n_blocks || b->n_released > b->n_ever_held)
-        return unclean(whyp, "blocks: more released or held than there are");
-    uint32_t n_held = 0, n_released = 0;
-    for (uint32_t i = 0; i < b->n_blocks; i++) {
-        int err = check_block(b, i, whyp);
-        if (err)
-            return err;
-        if (holders && holders[i] != b->all[i].n_holders)
-            return unclean(whyp, "blocks: holders and pool disagree about a block");
-        n_held += b->all[i].state == BLOCK_HELD;
-        n_released += b->all[i].state == BLOCK_RELEASED;
+    uint32_t n_of[4] = {0};
+    for (uint32_t s = 0; s < b->n_blocks / b->per_sector; s++) {
+        uint32_t n_in_use = 0;
+        for (uint32_t i = s * b->per_sector; i < (s + 1) * b->per_sector; i++) {
+            int err = check_block(&b->all[i], b->n_in_use[s] > 0, whyp);
+            if (err)
+                return err;
+            if (holders && holders[i] != b->all[i].n_holders)
+                return unclean(whyp, "blocks: holders and pool disagree about a block");
+            n_of[b->all[i].state]++;
+            n_in_use += b->all[i].state == BLOCK_HELD || b->all[i].state == BLOCK_KEPT;
+        }
+        if (n_in_use != b->n_in_use[s])
+            return unclean(whyp, "blocks: more or fewer are in use in a sector than it counts");
+        if (n_in_use > 0 && is_mine[s])
+            return unclean(whyp, "blocks: a sector has two owners");
+        is_mine[s] |= n_in_use > 0;
     }
-    if (n_held + b->n_kept + blocks_n_free(b) != b->n_blocks || n_released != b->n_released)
-        return unclean(whyp, "blocks: held, kept and free ones do not add up");
-    for (uint32_t i = 0; i < b->n_released; i++)
-        if (b->released[i] >= b->n_blocks || b->all[b->released[i]].state != BLOCK_RELEASED)
-            return unclean(whyp, "blocks: the stack holds a block that is not released");
-    return check_kept(b, whyp);
+    if (n_of[BLOCK_FREE] != b->free.n || n_of[BLOCK_KEPT] != b->kept.n)
+        return unclean(whyp, "blocks: free or kept ones are not in their list");
+    int err = check_ends(b, &b->free, BLOCK_FREE, whyp);
+    return err ? err : check_ends(b, &b->kept, BLOCK_KEPT, whyp);
 }

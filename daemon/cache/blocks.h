@@ -1,31 +1,37 @@
-/* cache/blocks.h - fixed-size blocks that hold attention keys and values.
+/* cache/blocks.h - fixed-size blocks that hold attention keys and values of one group of layers.
  *
- * The pool is carved once at start and never grows. This is bookkeeping only: the bytes belong to
- * the model. A block may have several holders (shared prefixes). When the last one lets go, it is
- * free again, unless it is to be kept: then it stays as it is until somebody holds it again or it
- * is given up. Engine thread only: nothing locks.
+ * A pool takes sectors as it needs them, cuts each into equally many blocks, and gives a sector
+ * back as soon as none of its blocks is in use. This is bookkeeping only: the bytes belong to the
+ * model. A block may have several holders (shared prefixes). When the last one lets go, it is free
+ * again, unless it is to be kept: then it stays as it is until somebody holds it again or it is
+ * given up. Engine thread only: nothing locks.
  *
- * Blocks that were never held are given out in ascending order of id, so whoever backs them with
- * memory needs one mark, not a map. Released blocks are given out again first, the latest first:
- * they are warm, but hold another request's bytes and must be cleared before use
- * (blocks_was_held). */
+ * Block b lies in sector b / blocks_per_sector. Blocks of sectors that were never held are given
+ * out in ascending order; those that were in use before hold another request's bytes and must be
+ * cleared before use (blocks_was_held). */
 #ifndef CB_DAEMON_CACHE_BLOCKS_H
 #define CB_DAEMON_CACHE_BLOCKS_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/cache/sectors.h"
+
 struct blocks;                 /* opaque: its fields are in blocks.c   */
 enum { BLOCKS_EXHAUSTED = 1 }; /* too few are free; nothing was taken  */
 #define BLOCKS_NONE UINT32_MAX /* no block                             */
 
-/* Makes a pool of n_blocks (at least 1). 0 or -ENOMEM; on 0, *blocksp is the caller's to free. */
-int blocks_new(struct blocks **blocksp, uint32_t n_blocks);
+/* Makes a pool over sectors that others may take from as well, and that outlive it. 0 or -ENOMEM;
+ * on 0, *blocksp is the caller's to free. */
+int blocks_new(struct blocks **blocksp, struct sectors *s, uint32_t blocks_per_sector);
 struct blocks *blocks_free(struct blocks *b); /* NULL is fine; returns NULL */
 
 /* Takes n free blocks or none, each with one holder: 0, or BLOCKS_EXHAUSTED with ids[] untouched.
  * Kept ones are not free. */
 int blocks_take(struct blocks *b, uint32_t n, uint32_t *ids);
+
+/* How many sectors it would take to have n free blocks. */
+uint32_t blocks_sectors_for(const struct blocks *b, uint32_t n);
 
 /* One holder more. The block is held or kept. */
 void blocks_ref(struct blocks *b, uint32_t block_idx);
@@ -45,16 +51,16 @@ uint32_t blocks_oldest_kept(const struct blocks *b);
 
 bool blocks_is_held(const struct blocks *b, uint32_t block_idx);
 
-/* Whether this block had a holder before it was last taken. */
+/* Whether the bytes of this block were in use before it was last taken. */
 bool blocks_was_held(const struct blocks *b, uint32_t block_idx);
 
-/* Every block is held, kept or free. */
-uint32_t blocks_n_total(const struct blocks *b);
-uint32_t blocks_n_free(const struct blocks *b);
+uint32_t blocks_n_total(const struct blocks *b); /* if it had all sectors            */
+uint32_t blocks_n_free(const struct blocks *b);  /* in sectors that are free or its  */
 uint32_t blocks_n_kept(const struct blocks *b);
 
-/* Audits the pool: 0, or -EUCLEAN and *whyp a sentence. holders[n_total] is the caller's count of
- * holders of each block, or NULL where it does not know. */
-int blocks_check(const struct blocks *b, const uint32_t *holders, const char **whyp);
+/* Audits the pool, and marks its sectors in is_mine[], which has none marked that is another's: 0,
+ * or -EUCLEAN and *whyp a sentence. holders[n_total] is the caller's count of holders of each
+ * block, or NULL where it does not know. */
+int blocks_check(const struct blocks *b, const uint32_t *holders, bool *is_mine, const char **whyp);
 
 #endif

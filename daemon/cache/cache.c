@@ -6,23 +6,47 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 struct cache {
     struct cache_config config;
-    struct blocks *blocks;
-    struct prefix *prefix; /* NULL: nothing is shared */
+    struct sectors *sectors;
+    struct blocks *blocks[SIZING_GROUPS_MAX]; /* of each group                           */
+    struct prefix *prefix;                    /* of group 0, the only one; NULL: no sharing */
     uint64_t n_evicted;
+    uint32_t *holders[SIZING_GROUPS_MAX]; /* scratch of the audit: of each block */
+    bool *owned;                          /* likewise: of each sector            */
 };
+
+static bool can_share(const struct cache_config *config)
+{
+    return config->shares && config->n_groups == 1 && config->groups[0].window == 0;
+}
+
+static int group_new(struct cache *c, uint32_t g)
+{
+    int r = blocks_new(&c->blocks[g], c->sectors, c->config.groups[g].blocks_per_sector);
+    if (r)
+        return r;
+    c->holders[g] = calloc(blocks_n_total(c->blocks[g]), sizeof *c->holders[g]);
+    return c->holders[g] ? 0 : -ENOMEM;
+}
 
 int cache_new(struct cache **cachep, const struct cache_config *config)
 {
+    assert(config->n_groups >= 1 && config->n_groups <= SIZING_GROUPS_MAX);
     struct cache *c = calloc(1, sizeof *c);
     if (!c)
         return -ENOMEM;
     c->config = *config;
-    int r = blocks_new(&c->blocks, config->n_blocks);
-    if (!r && config->shares)
-        r = prefix_new(&c->prefix, c->blocks, config->page_size);
+    int r = sectors_new(&c->sectors, config->n_sectors);
+    for (uint32_t g = 0; g < config->n_groups && !r; g++)
+        r = group_new(c, g);
+    c->owned = calloc(config->n_sectors, sizeof *c->owned);
+    if (!r && !c->owned)
+        r = -ENOMEM;
+    if (!r && can_share(config))
+        r = prefix_new(&c->prefix, c->blocks[0], config->page_size);
     if (r) {
         cache_free(c);
         return r;
@@ -35,7 +59,12 @@ struct cache *cache_free(struct cache *c)
 {
     if (c) {
         prefix_free(c->prefix);
-        blocks_free(c->blocks);
+        for (uint32_t g = 0; g < SIZING_GROUPS_MAX; g++) {
+            blocks_free(c->blocks[g]);
+            free(c->holders[g]);
+        }
+        sectors_free(c->sectors);
+        free(c->owned);
         free(c);
     }
     return NULL;
@@ -50,45 +79,141 @@ struct prefix_key cache_key(const struct cache *c, uint32_t uid, const void *sal
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
-static uint32_t n_unheld(const struct cache *c)
+/* Blocks of a group that a request of n_tokens ever holds at once. */
+static uint32_t blocks_at_once(const struct cache_config *config, uint32_t g, uint32_t n_tokens,
+                               uint32_t step_tokens)
 {
-    return blocks_n_free(c->blocks) + blocks_n_kept(c->blocks);
+    uint32_t all = table_blocks_for(n_tokens, config->page_size);
+    uint64_t seen = (uint64_t)config->groups[g].window + step_tokens - 1;
+    if (config->groups[g].window == 0 || seen >= n_tokens)
+        return all;
+    /* However they lie among the blocks. */
+    uint32_t some = table_blocks_for((uint32_t)seen, config->page_size) + 1;
+    return some < all ? some : all;
 }
 
-/* Takes blocks until the table has n_blocks; so many are not held. */
+static bool fits_alone(const struct cache_config *config, uint32_t n_tokens, uint32_t step_tokens)
+{
+    uint64_t n_sectors = 0;
+    for (uint32_t g = 0; g < config->n_groups; g++) {
+        uint32_t n = blocks_at_once(config, g, n_tokens, step_tokens);
+        n_sectors +=
+            (n + config->groups[g].blocks_per_sector - 1) / config->groups[g].blocks_per_sector;
+    }
+    return n_sectors <= config->n_sectors;
+}
+
+uint32_t cache_tokens_max(const struct cache_config *config, uint32_t step_tokens)
+{
+    uint32_t fits = 0, too_many = UINT32_MAX / 2;
+    while (too_many - fits > 1) {
+        uint32_t n = fits + (too_many - fits) / 2;
+        *(fits_alone(config, n, step_tokens) ? &fits : &too_many) = n;
+    }
+    return fits;
+}
+
+uint64_t cache_reads_max(const struct cache *c)
+{
+    uint64_t most = 0;
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        uint64_t n = (uint64_t)blocks_n_total(c->blocks[g]) * c->config.page_size;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+uint32_t cache_reads_of(const struct cache *c, uint32_t n_tokens)
+{
+    uint32_t most = 0;
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        uint32_t window = c->config.groups[g].window;
+        if (window == 0)
+            return n_tokens;
+        most = window > most ? window : most;
+    }
+    return n_tokens < most ? n_tokens : most;
+}
+
+/* Blocks that t lacks in each row. */
+static uint32_t n_lacking(const struct cache *c, const struct table *t, uint32_t n_tokens)
+{
+    uint32_t n = table_blocks_for(n_tokens, c->config.page_size);
+    return n > t->n_blocks ? n - t->n_blocks : 0;
+}
+
+bool cache_has_room(const struct cache *c, struct cache_lack *sum, const struct table *t,
+                    uint32_t n_tokens)
+{
+    uint32_t n = n_lacking(c, t, n_tokens), n_sectors = 0;
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        uint32_t n_kept = blocks_n_kept(c->blocks[g]);
+        sum->n_blocks[g] += n;
+        if (sum->n_blocks[g] > n_kept)
+            n_sectors += blocks_sectors_for(c->blocks[g], sum->n_blocks[g] - n_kept);
+    }
+    return n_sectors <= sectors_n_free(c->sectors);
+}
+
+/* Takes blocks until the table has n_blocks; there is room. */
 static void extend(struct cache *c, struct table *t, uint32_t n_blocks)
 {
     uint32_t n = n_blocks - t->n_blocks;
-    while (blocks_n_free(c->blocks) < n) {
+    while (c->prefix && blocks_n_free(c->blocks[0]) < n) {
         prefix_give_up_oldest(c->prefix);
         c->n_evicted++;
     }
-    int r = blocks_take(c->blocks, n, t->block_idx + t->n_blocks);
-    assert(r == 0);
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        int r = blocks_take(c->blocks[g], n, t->block_idx[g] + t->n_blocks);
+        assert(r == 0);
+    }
     t->n_blocks = n_blocks;
 }
 
 int cache_grow(struct cache *c, struct table *t, uint32_t n_tokens)
 {
-    uint32_t n_blocks = table_blocks_for(n_tokens, c->config.page_size);
-    if (n_blocks <= t->n_blocks)
+    struct cache_lack lack = {0};
+    uint32_t n_more = n_lacking(c, t, n_tokens);
+    if (n_more == 0)
         return 0;
-    assert(n_blocks <= t->max_blocks);
-    if (n_blocks - t->n_blocks > n_unheld(c))
+    assert(t->n_blocks + n_more <= t->max_blocks);
+    if (!cache_has_room(c, &lack, t, n_tokens))
         return CACHE_EXHAUSTED;
-    extend(c, t, n_blocks);
+    extend(c, t, t->n_blocks + n_more);
     return 0;
+}
+
+void cache_slide(struct cache *c, struct table *t, uint32_t n_tokens)
+{
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        uint32_t window = c->config.groups[g].window, *gone = &t->n_gone[g];
+        if (window == 0 || n_tokens < window)
+            continue;
+        uint32_t end = (n_tokens + 1 - window) / c->config.page_size;
+        for (; *gone < end; ++*gone) {
+            blocks_release(c->blocks[g], 1, &t->block_idx[g][*gone]);
+            t->block_idx[g][*gone] = TABLE_GONE;
+        }
+    }
 }
 
 void cache_clear(struct cache *c, struct table *t)
 {
-    blocks_release(c->blocks, t->n_blocks, t->block_idx);
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        blocks_release(c->blocks[g], t->n_blocks - t->n_gone[g], t->block_idx[g] + t->n_gone[g]);
+        t->n_gone[g] = 0;
+    }
     t->n_blocks = 0;
 }
 
-bool cache_was_used(const struct cache *c, uint32_t block_idx)
+uint32_t cache_sector_of(const struct cache *c, uint32_t group, uint32_t block_idx)
 {
-    return blocks_was_held(c->blocks, block_idx);
+    return block_idx / c->config.groups[group].blocks_per_sector;
+}
+
+bool cache_was_used(const struct cache *c, uint32_t group, uint32_t block_idx)
+{
+    return blocks_was_held(c->blocks[group], block_idx);
 }
 
 /* ---- sharing --------------------------------------------------------------------------------- */
@@ -99,19 +224,22 @@ uint32_t cache_find(const struct cache *c, const struct prefix_key *key, const u
     assert(t->n_blocks == 0 && n_ids > 0);
     if (!c->prefix)
         return 0;
-    return prefix_find(c->prefix, key, ids, (n_ids - 1) / c->config.page_size, t->block_idx);
+    return prefix_find(c->prefix, key, ids, (n_ids - 1) / c->config.page_size, t->block_idx[0]);
 }
 
 int cache_admit(struct cache *c, struct table *t, uint32_t n_found, uint32_t n_tokens)
 {
-    uint32_t n_blocks = table_blocks_for(n_tokens, c->config.page_size), n_room = n_unheld(c);
+    if (n_found == 0)
+        return cache_grow(c, t, n_tokens);
+    uint32_t n_blocks = table_blocks_for(n_tokens, c->config.page_size);
+    uint32_t n_room = blocks_n_free(c->blocks[0]) + blocks_n_kept(c->blocks[0]);
     assert(t->n_blocks == 0 && n_found <= n_blocks && n_blocks <= t->max_blocks);
     for (uint32_t i = 0; i < n_found; i++)
-        n_room -= !blocks_is_held(c->blocks, t->block_idx[i]);
+        n_room -= !blocks_is_held(c->blocks[0], t->block_idx[0][i]);
     if (n_blocks - n_found > n_room)
         return CACHE_EXHAUSTED;
     for (; t->n_blocks < n_found; t->n_blocks++)
-        blocks_ref(c->blocks, t->block_idx[t->n_blocks]);
+        blocks_ref(c->blocks[0], t->block_idx[0][t->n_blocks]);
     extend(c, t, n_blocks);
     return 0;
 }
@@ -121,21 +249,22 @@ void cache_promise(struct cache *c, const struct table *t, const struct prefix_k
 {
     if (c->prefix)
         for (uint32_t i = begin / c->config.page_size; i < end / c->config.page_size; i++)
-            prefix_add(c->prefix, key, ids, t->block_idx, i);
+            prefix_add(c->prefix, key, ids, t->block_idx[0], i);
 }
 
 void cache_settle(struct cache *c, struct table *t, const struct prefix_key *key,
                   const uint32_t *ids, uint32_t begin, uint32_t end)
 {
+    uint32_t *row = t->block_idx[0];
     if (!c->prefix)
         return;
     for (uint32_t i = begin / c->config.page_size; i < end / c->config.page_size; i++) {
-        uint32_t there = prefix_add(c->prefix, key, ids, t->block_idx, i);
-        if (there == BLOCKS_NONE || there == t->block_idx[i])
+        uint32_t there = prefix_add(c->prefix, key, ids, row, i);
+        if (there == BLOCKS_NONE || there == row[i])
             continue;
-        blocks_ref(c->blocks, there);
-        blocks_release(c->blocks, 1, &t->block_idx[i]);
-        t->block_idx[i] = there;
+        blocks_ref(c->blocks[0], there);
+        blocks_release(c->blocks[0], 1, &row[i]);
+        row[i] = there;
     }
 }
 
@@ -143,40 +272,95 @@ void cache_forget(struct cache *c, const struct table *t, uint32_t first_block)
 {
     if (c->prefix)
         for (uint32_t i = first_block; i < t->n_blocks; i++)
-            prefix_forget(c->prefix, t->block_idx[i]);
+            prefix_forget(c->prefix, t->block_idx[0][i]);
+}
+
+uint32_t cache_first_shared(const struct table *t, const struct table *other, uint32_t first)
+{
+    uint32_t n = t->n_blocks < other->n_blocks ? t->n_blocks : other->n_blocks;
+    for (uint32_t i = first; i < n; i++)
+        if (t->block_idx[0][i] == other->block_idx[0][i] && t->block_idx[0][i] != TABLE_GONE)
+            return i;
+    return t->n_blocks;
 }
 
 /* ---- watching -------------------------------------------------------------------------------- */
 
 void cache_counts(const struct cache *c, struct cache_counts *counts)
 {
+    uint32_t n_kept = c->prefix ? blocks_n_kept(c->blocks[0]) : 0;
+    double free_sectors = 0;
+    /* Of a sector that a group has, what is free of it. */
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        uint32_t n = blocks_n_free(c->blocks[g]) + blocks_n_kept(c->blocks[g]);
+        free_sectors +=
+            (double)n / c->config.groups[g].blocks_per_sector - sectors_n_free(c->sectors);
+    }
+    free_sectors += sectors_n_free(c->sectors);
     *counts = (struct cache_counts){
-        .n_blocks = c->config.n_blocks,
-        .n_unheld = n_unheld(c),
-        .n_kept = blocks_n_kept(c->blocks),
+        .n_total = c->config.n_sectors,
+        .n_unheld = sectors_n_free(c->sectors) + n_kept,
+        .n_kept = n_kept,
         .n_evicted = c->n_evicted,
+        .free_share = free_sectors / c->config.n_sectors,
     };
+}
+
+/* ---- audit ----------------------------------------------------------------------------------- */
+
+static int unclean(const char **whyp, const char *why)
+{
+    *whyp = why;
+    return -EUCLEAN;
 }
 
 int cache_check_table(const struct cache *c, const struct table *t, const struct prefix_key *key,
                       const uint32_t *ids, uint32_t n_computed, const char **whyp)
 {
+    const uint32_t *row = t->block_idx[0];
     uint32_t n_complete = n_computed / c->config.page_size;
     bool is_reachable = true; /* behind a block that was forgotten nothing can be found */
     for (uint32_t i = 0; c->prefix && i < t->n_blocks; i++) {
-        bool is_there = prefix_has(c->prefix, t->block_idx[i]);
+        bool is_there = prefix_has(c->prefix, row[i]);
         is_reachable = is_reachable && is_there;
-        if (is_there && (i >= n_complete ||
-                         (is_reachable && !prefix_holds(c->prefix, key, ids, t->block_idx, i)))) {
-            *whyp = "cache: others find a block that does not hold what they look for";
-            return -EUCLEAN;
+        if (is_there && i >= n_complete)
+            return unclean(whyp, "cache: others find a block that is not complete");
+        if (is_reachable && !prefix_holds(c->prefix, key, ids, row, i))
+            return unclean(whyp, "cache: others find a block that holds something else");
+    }
+    return 0;
+}
+
+void cache_audit_begin(struct cache *c)
+{
+    for (uint32_t g = 0; g < c->config.n_groups; g++)
+        memset(c->holders[g], 0, blocks_n_total(c->blocks[g]) * sizeof *c->holders[g]);
+    memset(c->owned, 0, c->config.n_sectors * sizeof *c->owned);
+}
+
+int cache_audit_table(struct cache *c, const struct table *t, const char **whyp)
+{
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        if (t->n_gone[g] > t->n_blocks)
+            return unclean(whyp, "cache: more of a table is gone than there was");
+        for (uint32_t i = 0; i < t->n_gone[g]; i++)
+            if (t->block_idx[g][i] != TABLE_GONE)
+                return unclean(whyp, "cache: a table names a block that is gone");
+        for (uint32_t i = t->n_gone[g]; i < t->n_blocks; i++) {
+            if (t->block_idx[g][i] >= blocks_n_total(c->blocks[g]))
+                return unclean(whyp, "cache: a table names a block that is not there");
+            c->holders[g][t->block_idx[g][i]]++;
         }
     }
     return 0;
 }
 
-int cache_check(const struct cache *c, const uint32_t *holders, const char **whyp)
+int cache_audit_end(struct cache *c, const char **whyp)
 {
-    int r = blocks_check(c->blocks, holders, whyp);
+    int r = 0;
+    for (uint32_t g = 0; g < c->config.n_groups && !r; g++)
+        r = blocks_check(c->blocks[g], c->holders[g], c->owned, whyp);
+    if (!r)
+        r = sectors_check(c->sectors, c->owned, whyp);
     return r || !c->prefix ? r : prefix_check(c->prefix, whyp);
 }

@@ -1,9 +1,13 @@
 /* cache/cache.h - the room for keys and values, and what of it requests share.
  *
- * A request's table grows by whole blocks. Blocks that are complete can be found by other requests
- * with the same ids (prefix.h) as soon as a step that computes them is planned: in the same step
- * all keys of a layer are written before any is read, so whoever finds such a block may read it in
- * that very step. If then the step does not compute it, cache_forget takes the promise back.
+ * Layers come in groups: those that see all keys, and those that see a window of them. Each group
+ * has blocks of its own, cut from common sectors (sizing.h), and a row in every request's table. A
+ * table grows by whole blocks, in all rows at once; behind a window blocks are given back.
+ *
+ * Where all layers see all keys, complete blocks can be found by other requests with the same ids
+ * (prefix.h) as soon as a step that computes them is planned: in the same step all keys of a layer
+ * are written before any is read, so whoever finds such a block may read it in that very step. If
+ * then the step does not compute it, cache_forget takes the promise back.
  *
  * What nobody holds is kept until the room is needed, and given up block by block, the longest
  * unused first. Engine thread only; never allocates after new. */
@@ -20,9 +24,17 @@
 struct cache;                 /* opaque: its fields are in cache.c   */
 enum { CACHE_EXHAUSTED = 1 }; /* too little room; nothing was taken  */
 
+struct cache_group {
+    uint32_t blocks_per_sector; /* at least 1 */
+    /* 0: its layers see all keys; else a query at p sees those in (p - window, p]. */
+    uint32_t window;
+};
+
 struct cache_config {
-    uint32_t n_blocks, page_size;
-    bool shares; /* false: nothing is ever found */
+    uint32_t n_sectors, page_size;
+    uint32_t n_groups;
+    struct cache_group groups[SIZING_GROUPS_MAX];
+    bool shares; /* false, or any group has a window: nothing is ever found */
 };
 
 /* 0 or a negative errno; on 0, *cachep is the caller's to free. */
@@ -34,14 +46,36 @@ struct prefix_key cache_key(const struct cache *c, uint32_t uid, const void *sal
 
 /* ---- room ------------------------------------------------------------------------------------ */
 
+/* The most tokens that one request may have in all that has the cache to itself and computes up to
+ * step_tokens a step. */
+uint32_t cache_tokens_max(const struct cache_config *config, uint32_t step_tokens);
+
+/* The most tokens that any group can hold at once. */
+uint64_t cache_reads_max(const struct cache *c);
+/* How many tokens a step reads for a request that has so many behind it: no more than the window,
+ * if every layer has one. */
+uint32_t cache_reads_of(const struct cache *c, uint32_t n_tokens);
+
 /* Makes room for n_tokens in all: 0, or CACHE_EXHAUSTED with the table as it was. */
 int cache_grow(struct cache *c, struct table *t, uint32_t n_tokens);
+
+/* n_tokens are computed: gives back what is behind the window of the next one. */
+void cache_slide(struct cache *c, struct table *t, uint32_t n_tokens);
 
 /* Lets all blocks go. */
 void cache_clear(struct cache *c, struct table *t);
 
-/* Whether this block holds the bytes of an earlier use. */
-bool cache_was_used(const struct cache *c, uint32_t block_idx);
+/* A sum of what several requests lack. */
+struct cache_lack {
+    uint32_t n_blocks[SIZING_GROUPS_MAX];
+};
+/* Adds what t lacks to hold n_tokens. Whether there is room for the sum. */
+bool cache_has_room(const struct cache *c, struct cache_lack *sum, const struct table *t,
+                    uint32_t n_tokens);
+
+/* The sector that a block lies in, and whether the block has the bytes of an earlier use. */
+uint32_t cache_sector_of(const struct cache *c, uint32_t group, uint32_t block_idx);
+bool cache_was_used(const struct cache *c, uint32_t group, uint32_t block_idx);
 
 /* ---- sharing --------------------------------------------------------------------------------- */
 
@@ -66,13 +100,19 @@ void cache_settle(struct cache *c, struct table *t, const struct prefix_key *key
 /* None of the table's blocks from that one on can be found any more. */
 void cache_forget(struct cache *c, const struct table *t, uint32_t first_block);
 
+/* The first block that both tables hold, at its place from `first` on; a block count of t if there
+ * is none. */
+uint32_t cache_first_shared(const struct table *t, const struct table *other, uint32_t first);
+
 /* ---- watching -------------------------------------------------------------------------------- */
 
+/* In sectors, which are blocks where there is one group. */
 struct cache_counts {
-    uint32_t n_blocks;
-    uint32_t n_unheld; /* that nobody holds: room                  */
-    uint32_t n_kept;   /* of these, that can be found              */
+    uint32_t n_total;
+    uint32_t n_unheld; /* of which nobody holds anything: room */
+    uint32_t n_kept;   /* of these, that can be found          */
     uint64_t n_evicted;
+    double free_share; /* of all bytes, that nobody holds      */
 };
 void cache_counts(const struct cache *c, struct cache_counts *counts);
 
@@ -81,8 +121,10 @@ void cache_counts(const struct cache *c, struct cache_counts *counts);
 int cache_check_table(const struct cache *c, const struct table *t, const struct prefix_key *key,
                       const uint32_t *ids, uint32_t n_computed, const char **whyp);
 
-/* Audits all of it: 0, or -EUCLEAN and *whyp a sentence. holders[n_blocks] is the caller's count of
- * tables that name each block. */
-int cache_check(const struct cache *c, const uint32_t *holders, const char **whyp);
+/* Audits all of it together with all tables, which it is told one by one between begin and end.
+ * All return 0, or -EUCLEAN and *whyp a sentence. */
+void cache_audit_begin(struct cache *c);
+int cache_audit_table(struct cache *c, const struct table *t, const char **whyp);
+int cache_audit_end(struct cache *c, const char **whyp);
 
 #endif

@@ -146,6 +146,8 @@ static int plan_cache(struct opening *o, struct kv_shape *shape)
     };
     info->page_size = shape->page_size;
     info->block_bytes = f->ops->kv_page_bytes(shape);
+    info->n_groups = 1;
+    info->groups[0].blocks_per_sector = 1;
     plan = (struct memory_plan){
         .available_bytes = memory_available(""),
         .fixed_bytes = fixed_bytes(o),
@@ -413,8 +415,9 @@ static int forward_populate(struct model *m, uint32_t block_idx, uint32_t n_bloc
     return forward_of(m)->ops->kv_populate(forward_of(m)->kv, block_idx, n_blocks);
 }
 
-static int forward_clear_block(struct model *m, uint32_t block_idx)
+static int forward_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
 {
+    assert(group == 0);
     return forward_of(m)->ops->kv_clear(forward_of(m)->kv, block_idx);
 }
 

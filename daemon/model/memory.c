@@ -8,11 +8,13 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "daemon/cache/sizing.h"
 #include "daemon/model/message.h"
 
 #define DEFAULT_SHARE    0.6
 #define DEFAULT_CONTEXTS 8
 #define MIB              (1024.0 * 1024.0)
+#define BYTES_MAX        0x1p62 /* more memory than any machine has */
 
 /* The number after `word` at the beginning of a line; false: no such file or line. */
 static bool read_number(const char *path, const char *word, uint64_t *valuep)
@@ -106,43 +108,45 @@ static int refuse(const struct memory_plan *p, uint64_t n_blocks, const char *ad
                         cache / MIB, n_blocks, (double)p->available_bytes / MIB, advice);
 }
 
-/* Blocks in so many bytes, at most UINT32_MAX. */
-static uint32_t blocks_in(double bytes, const struct memory_plan *p)
+/* Cache in so much of the available memory, with fixed_bytes of it gone: n_blocks of it, or as many
+ * as fit if that is SIZING_NONE. 0 and *n_blocksp, or a positive outcome of sizing_fit. */
+static int fit(const struct memory_plan *p, double available, int64_t n_blocks, uint32_t *n_blocksp)
 {
-    double n = bytes > 0 ? bytes / (double)p->block_bytes : 0;
+    const struct sizing_costs costs = {
+        .available_bytes = available < BYTES_MAX ? (int64_t)available : (int64_t)BYTES_MAX,
+        .fixed_bytes = (int64_t)p->fixed_bytes,
+        .sector_bytes = (int64_t)p->block_bytes,
+        .sector_tokens = 1,
+    };
+    struct sizing_fit f;
+    int r = sizing_fit(&costs, 1, n_blocks, &f);
 
-    return n < (double)UINT32_MAX ? (uint32_t)n : UINT32_MAX;
+    *n_blocksp = f.n_sectors < UINT32_MAX ? (uint32_t)f.n_sectors : UINT32_MAX;
+    return r;
 }
 
 int memory_choose(const struct memory_plan *p, uint32_t *n_blocksp, char *message)
 {
     uint64_t contexts = (uint64_t)p->blocks_a_context * DEFAULT_CONTEXTS;
     double available = (double)p->available_bytes, fixed = (double)p->fixed_bytes;
-    double left = available - fixed;
-    uint32_t n;
 
     if (p->n_blocks) {
-        *n_blocksp = p->n_blocks;
-        if (p->n_blocks > blocks_in(left, p))
+        if (fit(p, available, p->n_blocks, n_blocksp))
             return refuse(p, p->n_blocks, "lower num_blocks or free memory", message);
         return 0;
     }
     if (p->max_memory_percent > 0) {
-        *n_blocksp = blocks_in(available * p->max_memory_percent - fixed, p);
-        if (*n_blocksp == 0)
+        if (fit(p, available * p->max_memory_percent, SIZING_NONE, n_blocksp))
             return refuse(p, 1, "raise max_memory_percent or free memory", message);
         return 0;
     }
-    n = blocks_in(left * DEFAULT_SHARE, p);
-    if (n > contexts)
-        n = (uint32_t)contexts;
-    if (n < p->blocks_a_context) {
-        n = p->blocks_a_context;
-        if (n > blocks_in(left, p))
-            return refuse(p, n,
-                          "set num_blocks for less than the model's whole context, or free memory",
-                          message);
-    }
-    *n_blocksp = n;
+    if (fit(p, fixed + (available - fixed) * DEFAULT_SHARE, SIZING_NONE, n_blocksp))
+        *n_blocksp = 0;
+    if (*n_blocksp > contexts)
+        *n_blocksp = (uint32_t)contexts;
+    if (*n_blocksp < p->blocks_a_context && fit(p, available, p->blocks_a_context, n_blocksp))
+        return refuse(p, p->blocks_a_context,
+                      "set num_blocks for less than the model's whole context, or free memory",
+                      message);
     return 0;
 }

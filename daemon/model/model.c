@@ -35,9 +35,9 @@ int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks)
     return m->ops->populate(m, block_idx, n_blocks);
 }
 
-int model_clear_block(struct model *m, uint32_t block_idx)
+int model_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
 {
-    return m->ops->clear_block(m, block_idx);
+    return m->ops->clear_block(m, group, block_idx);
 }
 
 int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,

@@ -18,6 +18,7 @@ struct vocab_image; /* daemon/model/vocabulary.h: the bytes that become VOCAB */
 
 #define MODEL_EOS_MAX     16
 #define MODEL_MESSAGE_MAX 512
+#define MODEL_GROUPS_MAX  2
 
 struct model_config {
     const char *path;    /* a GGUF file, or "null"                                            */
@@ -42,8 +43,16 @@ struct model_info {
     char name[64]; /* general.name of the file, or "null"     */
     char arch[32]; /* "llama", "null"                         */
     uint32_t n_vocab, n_context, n_layers;
-    uint32_t n_blocks, page_size;
-    size_t block_bytes;  /* one block: page_size tokens, all layers */
+    uint32_t page_size;
+    /* Of the cache. With one group of layers a block holds page_size tokens of all layers; with
+     * more it is a sector, which each group may cut into blocks of its own. */
+    uint32_t n_blocks;
+    size_t block_bytes;
+    uint32_t n_groups;
+    struct model_group {
+        uint32_t blocks_per_sector;
+        uint32_t window; /* 0: its layers see all keys; else so many, the query's own included */
+    } groups[MODEL_GROUPS_MAX];
     size_t weight_bytes; /* packed                                  */
     uint32_t n_eos;
     uint32_t eos[MODEL_EOS_MAX];
@@ -66,11 +75,11 @@ const struct vocab_image *model_vocab(const struct model *m);
 
 /* Backs blocks [block_idx, block_idx + n) with memory: at most a few MiB a call, between steps. */
 int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks);
-/* Zeroes what must be zero in a block that had another user. */
-int model_clear_block(struct model *m, uint32_t block_idx);
+/* Zeroes what must be zero in a group's block that had another user. */
+int model_clear_block(struct model *m, uint32_t group, uint32_t block_idx);
 
-/* Runs one step: samples[i] for output i of the step, by params[i]. The arrays of step and params
- * must stay until poll says done. 0 or a negative errno (the device failed). */
+/* Runs one step, which is given as each group sees it, step[n_groups]: samples[i] for output i of
+ * the step, by params[i]. The arrays of step and params must stay until poll says done. 0 or a negative errno (the device failed). */
 int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,
                       uint64_t *ticketp);
 

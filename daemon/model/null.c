@@ -85,10 +85,10 @@ static int null_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks)
     return 0;
 }
 
-static int null_clear_block(struct model *m, uint32_t block_idx)
+static int null_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
 {
     struct null_model *n = null_of(m);
-    if (block_idx >= m->info.n_blocks || !n->populated[block_idx])
+    if (group != 0 || block_idx >= m->info.n_blocks || !n->populated[block_idx])
         return -EINVAL;
     memset(n->kv + (size_t)block_idx * m->info.page_size, 0, m->info.block_bytes);
     return 0;
@@ -248,6 +248,8 @@ static void fill_info(struct model_info *info, const struct model_config *c)
     if (info->n_blocks == 0)
         info->n_blocks = (info->n_context + c->page_size - 1) / c->page_size * NULL_CACHE_CONTEXTS;
     info->block_bytes = c->page_size * sizeof(uint64_t);
+    info->n_groups = 1;
+    info->groups[0].blocks_per_sector = 1;
     /* The last id: it comes up by chance, once in n_vocab tokens. */
     info->n_eos = 1;
     info->eos[0] = info->n_vocab - 1;

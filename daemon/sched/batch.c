@@ -8,26 +8,32 @@
 #include <stdlib.h>
 #include <string.h>
 
-int batch_new(struct batch **batchp, uint32_t max_tokens, uint32_t max_seqs, uint32_t max_blocks)
+int batch_new(struct batch **batchp, uint32_t max_tokens, uint32_t max_seqs, uint32_t n_groups,
+              uint32_t max_blocks)
 {
+    bool complete = true;
     struct batch *b = calloc(1, sizeof *b);
     if (!b)
         return -ENOMEM;
     b->max_tokens = max_tokens;
     b->max_seqs = max_seqs;
+    b->n_groups = n_groups;
     b->entries = calloc(max_seqs, sizeof *b->entries);
     b->params = calloc(max_seqs, sizeof *b->params);
     b->samples = calloc(max_seqs, sizeof *b->samples);
     b->tokens = calloc(max_tokens, sizeof *b->tokens);
     b->positions = calloc(max_tokens, sizeof *b->positions);
-    b->slot_idx = calloc(max_tokens, sizeof *b->slot_idx);
     b->token_off = calloc(max_seqs + 1, sizeof *b->token_off);
     b->n_keys = calloc(max_seqs, sizeof *b->n_keys);
     b->table_off = calloc(max_seqs + 1, sizeof *b->table_off);
-    b->table = calloc((size_t)max_seqs * max_blocks, sizeof *b->table);
     b->output_token_idx = calloc(max_seqs, sizeof *b->output_token_idx);
-    if (!b->entries || !b->params || !b->samples || !b->tokens || !b->positions || !b->slot_idx ||
-        !b->token_off || !b->n_keys || !b->table_off || !b->table || !b->output_token_idx) {
+    for (uint32_t g = 0; g < n_groups; g++) {
+        b->slot_idx[g] = calloc(max_tokens, sizeof *b->slot_idx[g]);
+        b->table[g] = calloc((size_t)max_seqs * max_blocks, sizeof *b->table[g]);
+        complete = complete && b->slot_idx[g] && b->table[g];
+    }
+    if (!complete || !b->entries || !b->params || !b->samples || !b->tokens || !b->positions ||
+        !b->token_off || !b->n_keys || !b->table_off || !b->output_token_idx) {
         batch_free(b);
         return -ENOMEM;
     }
@@ -43,11 +49,13 @@ struct batch *batch_free(struct batch *b)
         free(b->samples);
         free(b->tokens);
         free(b->positions);
-        free(b->slot_idx);
         free(b->token_off);
         free(b->n_keys);
         free(b->table_off);
-        free(b->table);
+        for (uint32_t g = 0; g < b->n_groups; g++) {
+            free(b->slot_idx[g]);
+            free(b->table[g]);
+        }
         free(b->output_token_idx);
         free(b);
     }
@@ -83,23 +91,36 @@ void batch_drop(struct batch *b, uint32_t entry_idx)
             (b->n_entries - entry_idx) * sizeof *b->entries);
 }
 
-static void lay_out(struct batch *b, struct batch_entry *entry, uint32_t page_size)
+/* Where the entry's tokens and blocks lie for the layers of one group. */
+static void lay_out_places(struct batch *b, const struct batch_entry *entry, uint32_t group,
+                           uint32_t page_size)
 {
-    struct step *s = &b->step;
-    const struct request *r = entry->r;
+    const struct step *s = &b->step[0];
+    const uint32_t *row = entry->r->table.block_idx[group];
     uint32_t n_blocks = table_blocks_for(entry->past + entry->n_tokens, page_size);
-    assert(n_blocks <= r->table.n_blocks);
-
     uint32_t block = entry->past / page_size, offset = entry->past % page_size;
+    assert(n_blocks <= entry->r->table.n_blocks);
     for (uint32_t i = 0; i < entry->n_tokens; i++) {
-        b->tokens[s->n_tokens] = (int32_t)r->ids[entry->past + i];
-        b->positions[s->n_tokens] = (int32_t)(entry->past + i);
-        b->slot_idx[s->n_tokens] = r->table.block_idx[block] * page_size + offset;
-        s->n_tokens++;
+        b->slot_idx[group][s->n_tokens + i] = row[block] * page_size + offset;
         if (++offset == page_size) {
             offset = 0;
             block++;
         }
+    }
+    memcpy(&b->table[group][b->table_off[s->n_seqs]], row, n_blocks * sizeof *row);
+    b->table_off[s->n_seqs + 1] = b->table_off[s->n_seqs] + n_blocks;
+}
+
+static void lay_out(struct batch *b, struct batch_entry *entry, uint32_t page_size)
+{
+    struct step *s = &b->step[0];
+    const struct request *r = entry->r;
+    for (uint32_t g = 0; g < b->n_groups; g++)
+        lay_out_places(b, entry, g, page_size);
+    for (uint32_t i = 0; i < entry->n_tokens; i++) {
+        b->tokens[s->n_tokens] = (int32_t)r->ids[entry->past + i];
+        b->positions[s->n_tokens] = (int32_t)(entry->past + i);
+        s->n_tokens++;
     }
     if (entry->yields) {
         entry->output_idx = s->n_outputs;
@@ -107,32 +128,35 @@ static void lay_out(struct batch *b, struct batch_entry *entry, uint32_t page_si
         sampler_params(&r->sampler, r->ids, r->n_ids, r->n_prompt, NULL, &b->params[s->n_outputs]);
         s->n_outputs++;
     }
-    uint32_t off = b->table_off[s->n_seqs];
-    memcpy(&b->table[off], r->table.block_idx, n_blocks * sizeof *b->table);
     b->n_keys[s->n_seqs] = entry->past + entry->n_tokens;
     s->n_seqs++;
     b->token_off[s->n_seqs] = s->n_tokens;
-    b->table_off[s->n_seqs] = off + n_blocks;
 }
 
 void batch_build(struct batch *b, uint32_t page_size)
 {
-    b->step = (struct step){
+    struct step *s = &b->step[0];
+    *s = (struct step){
         .tokens = b->tokens,
         .positions = b->positions,
         .token_off = b->token_off,
         .n_keys = b->n_keys,
-        .slot_idx = b->slot_idx,
+        .slot_idx = b->slot_idx[0],
         .table_off = b->table_off,
-        .table = b->table,
+        .table = b->table[0],
         .output_token_idx = b->output_token_idx,
     };
     b->token_off[0] = b->table_off[0] = 0;
     for (uint32_t i = 0; i < b->n_entries; i++)
         if (b->entries[i].n_tokens == 1)
             lay_out(b, &b->entries[i], page_size);
-    b->step.n_decode_seqs = b->step.n_seqs;
+    s->n_decode_seqs = s->n_seqs;
     for (uint32_t i = 0; i < b->n_entries; i++)
         if (b->entries[i].n_tokens != 1)
             lay_out(b, &b->entries[i], page_size);
+    for (uint32_t g = 1; g < b->n_groups; g++) {
+        b->step[g] = *s;
+        b->step[g].slot_idx = b->slot_idx[g];
+        b->step[g].table = b->table[g];
+    }
 }

@@ -26,19 +26,24 @@ struct batch {
     struct batch_entry *entries; /* [n_entries], the scheduler's order */
     uint32_t n_entries, n_tokens;
 
-    struct step step;             /* set by batch_build           */
-    struct sample_params *params; /* [step.n_outputs]             */
-    struct sample *samples;       /* [step.n_outputs] the model's */
+    /* Set by batch_build: the step as the layers of each group see it. They differ in the places
+     * of tokens and blocks only (slot_idx, table_off, table). */
+    struct step step[SIZING_GROUPS_MAX];
+    struct sample_params *params; /* [step[0].n_outputs]             */
+    struct sample *samples;       /* [step[0].n_outputs] the model's */
+    uint32_t n_groups;
 
     /* What step points to. */
     int32_t *tokens, *positions;
-    uint32_t *token_off, *n_keys, *slot_idx, *table_off, *table, *output_token_idx;
+    uint32_t *token_off, *n_keys, *table_off, *output_token_idx;
+    uint32_t *slot_idx[SIZING_GROUPS_MAX], *table[SIZING_GROUPS_MAX];
     uint32_t max_tokens, max_seqs;
 };
 
-/* Room for max_seqs sequences with max_tokens tokens, each with up to max_blocks blocks. 0 or
- * -ENOMEM. */
-int batch_new(struct batch **batchp, uint32_t max_tokens, uint32_t max_seqs, uint32_t max_blocks);
+/* Room for max_seqs sequences with max_tokens tokens, each with up to max_blocks blocks in each of
+ * n_groups. 0 or -ENOMEM. */
+int batch_new(struct batch **batchp, uint32_t max_tokens, uint32_t max_seqs, uint32_t n_groups,
+              uint32_t max_blocks);
 struct batch *batch_free(struct batch *b); /* NULL is fine; returns NULL */
 
 void batch_clear(struct batch *b);

@@ -27,7 +27,7 @@ struct ranges {
 struct requests {
     struct request *all; /* [n_requests] */
     uint32_t n_requests, n_free;
-    uint32_t tokens_max, blocks_max;
+    uint32_t tokens_max, n_groups, blocks_max;
     struct list free; /* the latest released first: its pages are there already */
     struct ranges ids, tables, stops;
 };
@@ -64,13 +64,14 @@ static void ranges_trim(const struct ranges *g, uint32_t place, size_t used_byte
 }
 
 int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t tokens_max,
-                 uint32_t blocks_max)
+                 uint32_t n_groups, uint32_t blocks_max)
 {
     struct requests *p = calloc(1, sizeof *p);
     if (!p)
         return -ENOMEM;
     p->n_requests = p->n_free = n_requests;
     p->tokens_max = tokens_max;
+    p->n_groups = n_groups;
     p->blocks_max = blocks_max;
     list_init(&p->free);
     p->all = calloc(n_requests, sizeof *p->all);
@@ -78,7 +79,7 @@ int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t toke
     if (!r)
         r = ranges_init(&p->ids, n_requests, (size_t)tokens_max * sizeof(uint32_t));
     if (!r)
-        r = ranges_init(&p->tables, n_requests, (size_t)blocks_max * sizeof(uint32_t));
+        r = ranges_init(&p->tables, n_requests, (size_t)n_groups * blocks_max * sizeof(uint32_t));
     if (!r)
         r = ranges_init(&p->stops, n_requests, sizeof(struct stops_place));
     if (r) {
@@ -131,7 +132,7 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
     };
     list_init(&r->link);
     list_init(&r->end_link);
-    table_init(&r->table, ranges_at(&p->tables, place), p->blocks_max);
+    table_init(&r->table, ranges_at(&p->tables, place), p->n_groups, p->blocks_max);
     sampler_init(&r->sampler, spec->temperature, spec->top_k, spec->top_p, spec->seed, n_vocab);
     memcpy(r->ids, spec->prompt, spec->n_prompt * sizeof *r->ids);
     struct stops_place *stops = ranges_at(&p->stops, place);
@@ -151,7 +152,7 @@ void requests_release(struct requests *p, struct request *r)
     assert(list_is_empty(&r->link) && list_is_empty(&r->end_link));
     uint32_t place = (uint32_t)(r - p->all);
     ranges_trim(&p->ids, place, r->n_ids * sizeof *r->ids);
-    ranges_trim(&p->tables, place, r->n_ids * sizeof *r->table.block_idx);
+    ranges_trim(&p->tables, place, (size_t)p->n_groups * r->n_ids * sizeof(uint32_t));
     list_prepend(&p->free, &r->link);
     p->n_free++;
 }

@@ -103,9 +103,10 @@ struct request {
 
 struct requests;
 
-/* A pool of n_requests of up to tokens_max ids and blocks_max blocks each. 0 or -ENOMEM. */
+/* A pool of n_requests of up to tokens_max ids and blocks_max blocks each, in each of n_groups rows
+ * (table.h). 0 or -ENOMEM. */
 int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t tokens_max,
-                 uint32_t blocks_max);
+                 uint32_t n_groups, uint32_t blocks_max);
 struct requests *requests_free(struct requests *p); /* NULL is fine; returns NULL */
 
 /* A request filled from spec, WAITING and in no list; NULL: all are taken. n_prompt +

@@ -25,8 +25,6 @@ struct scheduler {
     bool admission_shut; /* after a soft reset, until an active request leaves   */
     double ns_per_token; /* of late steps that held prefill; 0: none measured    */
     uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens;
-    uint32_t n_blocks;
-    uint32_t *holders; /* [n_blocks] scratch of scheduler_check and scheduler_distrust */
 };
 
 /* What is left of a step's budgets while a plan is made. */
@@ -35,13 +33,13 @@ struct budget {
     int64_t reads;     /* cached tokens that may be read; goes below 0 on the fast path only */
     bool fast;         /* so far every sequence fits the decode fast path                    */
     bool below_margin; /* little of the cache is free: judged once a plan                    */
+    uint64_t now_ns;   /* of the plan                                                        */
     struct request *without_room; /* the first that found no room */
 };
 
 int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *config,
                   struct cache *c)
 {
-    struct cache_counts room;
     assert(config->max_batch_tokens > 0 && config->max_requests_per_batch > 0);
     struct scheduler *s = calloc(1, sizeof *s);
     if (!s)
@@ -50,13 +48,10 @@ int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *
     if (s->config.safety_margin < 0)
         s->config.safety_margin = config->policy->safety_margin;
     s->cache = c;
-    cache_counts(c, &room);
-    s->n_blocks = room.n_blocks;
     list_init(&s->active);
     list_init(&s->waiting);
     s->order = calloc(config->max_requests, sizeof *s->order);
-    s->holders = calloc(s->n_blocks, sizeof *s->holders);
-    if (!s->order || !s->holders) {
+    if (!s->order) {
         scheduler_free(s);
         return -ENOMEM;
     }
@@ -68,7 +63,6 @@ struct scheduler *scheduler_free(struct scheduler *s)
 {
     if (s) {
         free(s->order);
-        free(s->holders);
         free(s);
     }
     return NULL;
@@ -113,27 +107,13 @@ void scheduler_restart(struct scheduler *s, struct request *r)
     s->n_restarts++;
 }
 
-/* The first of its blocks that is marked, or n_blocks. */
-static uint32_t first_marked(const struct scheduler *s, const struct table *t)
-{
-    uint32_t i = 0;
-    while (i < t->n_blocks && !s->holders[t->block_idx[i]])
-        i++;
-    return i;
-}
-
 void scheduler_distrust(struct scheduler *s, struct request *r, uint32_t first_block)
 {
-    const struct table *t = &r->table;
     struct list *link, *after;
-    for (uint32_t i = 0; i < s->n_blocks; i++)
-        s->holders[i] = 0;
-    for (uint32_t i = first_block; i < t->n_blocks; i++)
-        s->holders[t->block_idx[i]] = 1;
-    cache_forget(s->cache, t, first_block);
+    cache_forget(s->cache, &r->table, first_block);
     list_for_each (link, after, &s->active) {
         struct request *other = list_entry(link, struct request, link);
-        uint32_t first = first_marked(s, &other->table);
+        uint32_t first = cache_first_shared(&other->table, &r->table, first_block);
         if (other == r || other->end.finish != FINISH_NONE || first == other->table.n_blocks)
             continue;
         cache_forget(s->cache, &other->table, first);
@@ -158,17 +138,13 @@ uint32_t scheduler_pick(const struct list *active, enum request_phase phase, str
 /* Whether all starved requests, the oldest first, could now have what they last asked for. */
 static bool starved_fit(const struct scheduler *s)
 {
-    struct cache_counts room;
-    cache_counts(s->cache, &room);
-    uint32_t n_free = room.n_unheld;
+    struct cache_lack lack = {0};
     for (const struct list *link = s->active.next; link != &s->active; link = link->next) {
         const struct request *r = list_entry(link, struct request, link);
         if (r->starved_tokens == 0)
             continue;
-        uint32_t n = table_blocks_for(r->starved_tokens, s->config.page_size) - r->table.n_blocks;
-        if (n > n_free)
+        if (!cache_has_room(s->cache, &lack, &r->table, r->starved_tokens))
             return false;
-        n_free -= n;
     }
     return true;
 }
@@ -219,7 +195,7 @@ static uint32_t prefill_budget(const struct scheduler *s, uint32_t n_decoding)
     return n >= n_decoding + PREFILL_TOKENS_MIN ? n - n_decoding : PREFILL_TOKENS_MIN;
 }
 
-static struct budget budget_init(const struct scheduler *s, uint32_t n_decoding)
+static struct budget budget_init(const struct scheduler *s, uint32_t n_decoding, uint64_t now_ns)
 {
     struct cache_counts room;
     cache_counts(s->cache, &room);
@@ -227,9 +203,10 @@ static struct budget budget_init(const struct scheduler *s, uint32_t n_decoding)
         .tokens = s->config.max_batch_tokens,
         .prefill_tokens = prefill_budget(s, n_decoding),
         .requests = s->config.max_requests_per_batch,
-        .reads = (int64_t)room.n_blocks * s->config.page_size,
+        .reads = (int64_t)cache_reads_max(s->cache),
         .fast = s->config.max_blocks_per_request > 0,
-        .below_margin = (double)room.n_unheld / room.n_blocks < s->config.safety_margin,
+        .below_margin = room.free_share < s->config.safety_margin,
+        .now_ns = now_ns,
     };
 }
 
@@ -244,6 +221,7 @@ enum answer { TAKEN, PASSED_OVER, LIKE_IT_NONE };
 struct offer {
     uint32_t n_found;  /* blocks it would take over             */
     uint32_t past;     /* tokens in the cache, theirs included  */
+    uint32_t n_reads;  /* of these, that the step reads         */
     uint32_t n_tokens; /* that it would compute                 */
 };
 
@@ -255,6 +233,7 @@ static struct offer offer_to(const struct scheduler *s, const struct budget *lef
         o.n_found = cache_find(s->cache, &r->key, r->ids, r->n_ids, &r->table);
         o.past = o.n_found * s->config.page_size;
     }
+    o.n_reads = cache_reads_of(s->cache, o.past);
     o.n_tokens = r->n_ids - o.past;
     if (o.n_tokens > left->tokens)
         o.n_tokens = left->tokens;
@@ -281,19 +260,52 @@ static bool make_room(struct scheduler *s, struct budget *left, struct request *
     return false;
 }
 
-static void take(struct scheduler *s, struct batch *b, struct request *r, const struct offer *o,
-                 uint32_t new_block)
+static void activate(struct scheduler *s, struct request *r, enum request_phase phase,
+                     uint64_t now_ns)
 {
-    if (o->n_found > 0) {
-        s->n_hits++;
-        s->n_hit_tokens += o->past;
-        if (r->n_soft_resets == 0)
-            r->end.n_prefix_hit = o->past;
+    if (r->phase == REQUEST_WAITING) {
+        list_remove(&r->link);
+        list_append(&s->active, &r->link);
+        s->n_waiting--;
+        s->n_active++;
+        if (r->end.started_ns == 0)
+            r->end.started_ns = now_ns;
     }
+    r->phase = phase;
+}
+
+static void count_hit(struct scheduler *s, struct request *r, const struct offer *o)
+{
+    if (o->n_found == 0)
+        return;
+    s->n_hits++;
+    s->n_hit_tokens += o->past;
+    if (r->n_soft_resets == 0)
+        r->end.n_prefix_hit = o->past;
+}
+
+static void take(struct scheduler *s, struct batch *b, struct request *r, const struct offer *o,
+                 uint32_t new_block, uint64_t now_ns)
+{
+    count_hit(s, r, o);
     r->past = o->past;
     batch_add(b, r, o->n_tokens, new_block);
     if (!r->is_suspect)
         cache_promise(s->cache, &r->table, &r->key, r->ids, r->past, r->past + o->n_tokens);
+    activate(s, r, b->entries[b->n_entries - 1].yields ? REQUEST_DECODING : REQUEST_PREFILLING,
+             now_ns);
+}
+
+/* There is no turn for it in this step, but its blocks are safe, and it comes before those who
+ * wait. */
+static void take_blocks_only(struct scheduler *s, struct request *r, const struct offer *o,
+                             uint64_t now_ns)
+{
+    int err = cache_admit(s->cache, &r->table, o->n_found, o->past);
+    assert(err == 0);
+    count_hit(s, r, o);
+    r->past = o->past;
+    activate(s, r, REQUEST_PREFILLING, now_ns);
 }
 
 /* Tries to take r into the batch. LIKE_IT_NONE: r was refused for a reason that holds for every
@@ -308,40 +320,21 @@ static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left
     const struct offer o = offer_to(s, left, r);
     bool fast = left->fast && o.n_tokens == 1 &&
                 o.past / s->config.page_size < s->config.max_blocks_per_request;
-    if (!fast && o.past > left->reads)
+    if (!fast && o.n_reads > left->reads) {
+        if (o.n_found > 0)
+            take_blocks_only(s, r, &o, left->now_ns);
         return PASSED_OVER;
+    }
     uint32_t new_block = r->table.n_blocks + o.n_found;
     if (!make_room(s, left, r, &o))
         return PASSED_OVER;
-    take(s, b, r, &o, new_block);
+    take(s, b, r, &o, new_block, left->now_ns);
     left->tokens -= o.n_tokens;
     left->prefill_tokens -= decodes ? 0 : o.n_tokens;
-    left->reads -= o.past;
+    left->reads -= o.n_reads;
     left->requests--;
     left->fast = fast;
     return TAKEN;
-}
-
-static void activate(struct scheduler *s, struct request *r, uint64_t now_ns)
-{
-    list_remove(&r->link);
-    list_append(&s->active, &r->link);
-    s->n_waiting--;
-    s->n_active++;
-    if (r->end.started_ns == 0)
-        r->end.started_ns = now_ns;
-}
-
-/* Moves the phases of what was taken; waiting ones become active in the order in which they
- * were. */
-static void commit(struct scheduler *s, const struct batch *b, uint64_t now_ns)
-{
-    for (uint32_t i = 0; i < b->n_entries; i++) {
-        struct request *r = b->entries[i].r;
-        if (r->phase == REQUEST_WAITING)
-            activate(s, r, now_ns);
-        r->phase = b->entries[i].yields ? REQUEST_DECODING : REQUEST_PREFILLING;
-    }
 }
 
 /* One pass over the candidates. The first that found no room, or NULL. */
@@ -354,16 +347,16 @@ static struct request *fill(struct scheduler *s, struct batch *b, uint64_t now_n
         s->order[i]->starved_tokens = 0;
         n_decoding += s->order[i]->phase == REQUEST_DECODING;
     }
-    struct budget left = budget_init(s, n_decoding);
+    struct budget left = budget_init(s, n_decoding, now_ns);
     for (uint32_t i = 0; i < n && !budget_is_spent(&left); i++)
         ask(s, b, &left, s->order[i]);
     if (!s->admission_shut) {
-        const struct list *link = s->waiting.next;
-        for (; link != &s->waiting && !budget_is_spent(&left); link = link->next)
-            if (ask(s, b, &left, list_entry(link, struct request, link)) == LIKE_IT_NONE)
+        struct list *link, *after;
+        list_for_each (link, after, &s->waiting)
+            if (budget_is_spent(&left) ||
+                ask(s, b, &left, list_entry(link, struct request, link)) == LIKE_IT_NONE)
                 break;
     }
-    commit(s, b, now_ns);
     return left.without_room;
 }
 
@@ -386,6 +379,7 @@ void scheduler_advance(struct scheduler *s, const struct batch_entry *entry)
 {
     struct request *r = entry->r;
     r->past = entry->past + entry->n_tokens;
+    cache_slide(s->cache, &r->table, r->past);
     if (!r->is_suspect)
         cache_settle(s->cache, &r->table, &r->key, r->ids, entry->past, r->past);
 }
@@ -432,7 +426,7 @@ static int unclean(const char **whyp, const char *why)
     return -EUCLEAN;
 }
 
-/* Audits the requests of one list and counts the holders of blocks. */
+/* Audits the requests of one list and tells the cache of their tables. */
 static int check_list(const struct scheduler *s, const struct list *head, bool waiting,
                       bool between_steps, uint32_t *np, uint32_t *n_starvedp, const char **whyp)
 {
@@ -445,11 +439,9 @@ static int check_list(const struct scheduler *s, const struct list *head, bool w
         int err = request_check(r, s->config.page_size, between_steps, whyp);
         if (err)
             return err;
-        for (uint32_t i = 0; i < r->table.n_blocks; i++) {
-            if (r->table.block_idx[i] >= s->n_blocks)
-                return unclean(whyp, "scheduler: a table names a block that is not there");
-            s->holders[r->table.block_idx[i]]++;
-        }
+        err = cache_audit_table(s->cache, &r->table, whyp);
+        if (err)
+            return err;
         err = cache_check_table(s->cache, &r->table, &r->key, r->ids,
                                 between_steps && r->end.finish == FINISH_NONE ? r->past : r->n_ids,
                                 whyp);
@@ -464,8 +456,7 @@ static int check_list(const struct scheduler *s, const struct list *head, bool w
 int scheduler_check(const struct scheduler *s, bool between_steps, const char **whyp)
 {
     uint32_t n_active = 0, n_waiting = 0, n_starved = 0;
-    for (uint32_t i = 0; i < s->n_blocks; i++)
-        s->holders[i] = 0;
+    cache_audit_begin(s->cache);
     int err = check_list(s, &s->active, false, between_steps, &n_active, &n_starved, whyp);
     if (!err)
         err = check_list(s, &s->waiting, true, between_steps, &n_waiting, &n_starved, whyp);
@@ -475,5 +466,5 @@ int scheduler_check(const struct scheduler *s, bool between_steps, const char **
         return unclean(whyp, "scheduler: a count is not its list's length");
     if (s->admission_shut && n_active == 0)
         return unclean(whyp, "scheduler: admission is shut and nobody is there to open it");
-    return cache_check(s->cache, s->holders, whyp);
+    return cache_audit_end(s->cache, whyp);
 }

@@ -50,7 +50,7 @@ static int run(void *ctx, const struct step *step, const struct sample_params *p
 static int prepare(void *ctx, uint32_t block_idx, bool clear)
 {
     struct rig *g = ctx;
-    return clear ? model_clear_block(g->real, block_idx) : model_populate(g->real, block_idx, 1);
+    return clear ? model_clear_block(g->real, 0, block_idx) : model_populate(g->real, block_idx, 1);
 }
 
 static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,

@@ -9,7 +9,8 @@
 
 #include "kernels/kernels.h"
 
-static const struct replay_form *const forms[] = {&replay_processors};
+static const struct replay_form *const forms[] = {&replay_processors, &replay_traces,
+                                                  &replay_sizing};
 enum { N_FORMS = sizeof forms / sizeof forms[0] };
 
 void replay_differs(struct replay *r, const char *format, ...)

@@ -20,7 +20,9 @@ struct replay_form {
     void (*run)(struct replay *r, const json_t *root);
 };
 
-extern const struct replay_form replay_processors; /* logits processing, case by case */
+extern const struct replay_form replay_processors; /* logits processing, case by case  */
+extern const struct replay_form replay_traces;     /* a scheduler's batches, step by step */
+extern const struct replay_form replay_sizing;     /* how large a cache fits            */
 
 /* Notes a difference, unless the case has one already. */
 void replay_differs(struct replay *r, const char *format, ...)

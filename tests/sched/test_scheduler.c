@@ -21,10 +21,11 @@ static void bench_init(struct bench *b)
                                       .max_requests_per_batch = 4,
                                       .page_size = PAGE,
                                       .safety_margin = -1};
-    cr_assert_eq(cache_new(&b->cache, &(struct cache_config){N_BLOCKS, PAGE, true}), 0);
-    cr_assert_eq(requests_new(&b->requests, 4, N_BLOCKS * PAGE, N_BLOCKS), 0);
+    cr_assert_eq(cache_new(&b->cache, &(struct cache_config){N_BLOCKS, PAGE, 1, {{1, 0}}, true}),
+                 0);
+    cr_assert_eq(requests_new(&b->requests, 4, N_BLOCKS * PAGE, 1, N_BLOCKS), 0);
     cr_assert_eq(scheduler_new(&b->scheduler, &config, b->cache), 0);
-    cr_assert_eq(batch_new(&b->batch, 16, 4, N_BLOCKS), 0);
+    cr_assert_eq(batch_new(&b->batch, 16, 4, 1, N_BLOCKS), 0);
 }
 
 static void bench_fini(struct bench *b)
@@ -64,7 +65,7 @@ Test(scheduler, blocks_that_leaked_make_it_name_the_request_to_give_up)
     struct request *stuck = NULL;
     const char *why = NULL;
     bench_init(&b);
-    table_init(&leaked, storage, N_BLOCKS);
+    table_init(&leaked, storage, 1, N_BLOCKS);
     cr_assert_eq(cache_grow(b.cache, &leaked, N_BLOCKS * PAGE), 0);
     struct request *r = add(&b, 3, 0);
     cr_assert_eq(scheduler_plan(b.scheduler, b.batch, 1, &stuck), SCHEDULER_STUCK);
@@ -87,7 +88,7 @@ Test(scheduler, audit_sees_a_block_in_two_tables)
     r->ids[r->n_ids++] = s->ids[s->n_ids++] = 1;
     r->end.n_generated = s->end.n_generated = 1;
     cr_assert_eq(scheduler_check(b.scheduler, true, &why), 0, "%s", why);
-    s->table.block_idx[0] = r->table.block_idx[0];
+    s->table.block_idx[0][0] = r->table.block_idx[0][0];
     cr_assert_lt(scheduler_check(b.scheduler, true, &why), 0);
     bench_fini(&b);
 }

@@ -53,19 +53,21 @@ TOOLS_SRC  := $(filter-out tools/cbctl.c,$(wildcard tools/*.c))
 
 # kernels/cpu: files named here are compiled once an instruction set, with -DCPU_LEVEL=<level>.
 # A level with a BASE_ has products of its own and borrows the rest from that level.
-CPU_LEVELS := scalar avx2 avx512vnni avx512bf16 amx amx_emulated
+CPU_LEVELS := scalar avx2 avx512vnni avx512bf16 amx amx_emulated amx512_emulated
 CPU_PRODUCT_SRC := $(addprefix kernels/cpu/,$(addsuffix .c,linear mlp qkv head level))
 CPU_LEVEL_SRC := $(CPU_PRODUCT_SRC) $(addprefix kernels/cpu/,$(addsuffix .c,matmul attention attention_span rmsnorm rope embed quant sample_sweep))
-CPU_TILE_SRC := $(CPU_PRODUCT_SRC) kernels/cpu/matmul_amx.c
+CPU_TILE_SRC := $(CPU_PRODUCT_SRC) $(addprefix kernels/cpu/,$(addsuffix .c,matmul_amx matmul_bf16))
 KERNELS_SRC := $(filter-out $(CPU_LEVEL_SRC) $(CPU_TILE_SRC),$(wildcard kernels/*.c kernels/reference/*.c kernels/cpu/*.c))
 LEVEL_scalar     := -mfma -mf16c
 LEVEL_avx2       := -mavx2 -mfma -mf16c
 LEVEL_avx512vnni := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx2 -mfma -mf16c
 LEVEL_avx512bf16 := $(LEVEL_avx512vnni) -mavx512bf16
-LEVEL_amx        := $(LEVEL_avx512vnni) -mamx-tile -mamx-int8
+LEVEL_amx        := $(LEVEL_avx512bf16) -mamx-tile -mamx-int8 -mamx-bf16
 LEVEL_amx_emulated := $(LEVEL_avx2)
+LEVEL_amx512_emulated := $(LEVEL_avx512bf16)
 BASE_amx          := avx512vnni
 BASE_amx_emulated := avx2
+BASE_amx512_emulated := avx512vnni
 objs = $(patsubst %.c,$(OBJ)/%.o,$(1))
 level_objs = $(foreach l,$(CPU_LEVELS),$(patsubst %.c,$(OBJ)/%.$(l).o,$(if $(BASE_$(l)),$(CPU_TILE_SRC),$(CPU_LEVEL_SRC))))
 

@@ -126,10 +126,12 @@ static int command_settings(struct daemon *d, const struct client *who, const ch
                             struct buf *reply)
 {
     char text[SETTINGS_TEXT_MAX], message[SETTINGS_MESSAGE_MAX];
+    struct cb_stats_boot boot;
     int only = *argument ? settings_meant(argument, message) : -1;
     (void)who;
     if (*argument && only < 0)
         return fail(reply, CB_BAD_SETTING, message);
+    cb_stats_boot(d->config.stats, &boot);
     buf_open(reply, "settings", '[');
     for (uint32_t i = 0; i < SETTINGS_COUNT; i++) {
         if (only >= 0 && i != (uint32_t)only)
@@ -146,6 +148,8 @@ static int command_settings(struct daemon *d, const struct client *who, const ch
                    settings_source_name((enum settings_source)d->config.settings->sources[i]));
         buf_bool(reply, "live", row->flags & SETTING_LIVE);
         buf_string(reply, "meaning", row->meaning);
+        if (i == SETTINGS_ROW_batch_invariant && !d->config.settings->batch_invariant)
+            buf_string(reply, "effect", boot.batch_invariant);
         buf_close(reply, '}');
     }
     buf_close(reply, ']');

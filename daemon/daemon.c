@@ -64,6 +64,14 @@ void daemon_boot(const struct daemon_config *config, const char *version, uint64
     snprintf(boot->isa, sizeof boot->isa, "%s", info->caps.isa);
     snprintf(boot->loop, sizeof boot->loop, "%s", loop_name(config->loop));
     snprintf(boot->version, sizeof boot->version, "%s", version);
+    if (config->settings->batch_invariant)
+        snprintf(boot->batch_invariant, sizeof boot->batch_invariant, "true");
+    else if (info->caps.bf16_tokens)
+        snprintf(boot->batch_invariant, sizeof boot->batch_invariant,
+                 "false, products of %u tokens and more are in bf16", info->caps.bf16_tokens);
+    else
+        snprintf(boot->batch_invariant, sizeof boot->batch_invariant, "false, idle: %s",
+                 info->caps.bf16_refusal);
 }
 
 /* ---- timers ---------------------------------------------------------------------------------- */

@@ -169,7 +169,8 @@ static int open_model(struct program *p)
         .backend = set->backend,
         .backend_config = {.n_threads = set->threads == SETTING_NONE ? 0 : (uint32_t)set->threads,
                            .isa = set->isa,
-                           .pin_threads = set->pin_threads},
+                           .pin_threads = set->pin_threads,
+                           .batch_variant = !set->batch_invariant},
         .kv_dtype = kv_dtype(set),
         .page_size = (uint32_t)set->page_size,
         .n_blocks = set->num_blocks == SETTING_NONE ? 0 : (uint32_t)set->num_blocks,
@@ -286,6 +287,11 @@ static void report(struct program *p)
         &p->log, "serves %s (%s, %s %s) at %s: vocabulary %u, context %u, %u blocks of %u tokens",
         info->name, info->arch, info->caps.name[0] ? info->caps.name : "no backend", info->caps.isa,
         p->place.path, info->n_vocab, info->n_context, info->n_blocks, info->page_size);
+    if (!p->settings.batch_invariant && info->caps.bf16_tokens)
+        log_info(&p->log, "results depend on the batch: products of %u tokens and more are in bf16",
+                 info->caps.bf16_tokens);
+    else if (!p->settings.batch_invariant)
+        log_info(&p->log, "batch_invariant is false, but idle: %s", info->caps.bf16_refusal);
     if (p->place.refuses_descriptors)
         log_info(&p->log, "socket mode %04o; the kernel keeps descriptors away (SO_PASSRIGHTS)",
                  (unsigned)p->place.mode);

@@ -24,7 +24,8 @@
  X(runtime_dir,            STRING,        "",        0, 60, "path",             0,    "where <instance>/sock lies; empty: as root /run/cbd, else $XDG_RUNTIME_DIR/cbd, else /tmp/cbd-UID") \
  X(log_level,              CHOICE,        "info",    0, 0, "error|warning|info|debug", LIVE, "least important lines that are logged") \
  X(backend,                CHOICE,        "cpu",     0, 0, "cpu|reference",     0,    "who does the arithmetic") \
- X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated", 0, "instruction set of the cpu backend; results are the same on all; amx_emulated: amx in plain C, slow, for tests") \
+ X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated|amx512_emulated", 0, "instruction set of the cpu backend; results are the same on all; those emulated: amx in plain C, slow, for tests") \
+ X(batch_invariant,        BOOL,          "true",    0, 0, "",                  0,    "a result depends on its request only, bit for bit; false: where AMX has bf16, products of 64 tokens and more are made in it, for speed") \
  X(threads,                OPTIONAL,      "none",    1, 256, "threads",         0,    "threads of the cpu backend; none: one a physical core, as far as the control group's quota goes") \
  X(pin_threads,            BOOL,          "false",   0, 0, "",                  0,    "bind each of these threads to a core of its own: for machines where nothing else wants the cores") \
  X(kv_dtype,               CHOICE,        "auto",    0, 0, "auto|bf16|u8|f32",     0,    "type of cached keys and values; auto: f32 on reference, else bf16") \

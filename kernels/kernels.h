@@ -14,7 +14,8 @@
  *
  * The numeric contract of the cpu backend: the result of a row depends on that row only. It is the
  * same bits for every batch, chunking, page size, thread count and instruction set. Sums are never
- * split in ways that depend on the step's shape. `kernels/numeric.h` states the orders.
+ * split in ways that depend on the step's shape. `kernels/numeric.h` states the orders. A backend
+ * that was opened with batch_variant keeps none of this where that is faster.
  *
  * Threads: one thread drives a stream (it is worker 0 of the backend's pool). */
 #ifndef CB_KERNELS_H
@@ -110,6 +111,7 @@ struct backend_config {
     const char *isa;    /* NULL or "auto": best; else "scalar", "avx2", "avx512vnni", ...       */
     uint32_t spin_us;   /* how long a worker spins before it sleeps; 0: default                 */
     bool pin_threads;   /* each to a core of its own, the opening thread too, until close */
+    bool batch_variant; /* results may depend on the batch, for speed                           */
 };
 
 struct backend_caps {
@@ -117,6 +119,10 @@ struct backend_caps {
     char isa[24];  /* level in use       */
     uint32_t n_threads;
     uint64_t weight_bytes; /* packed so far      */
+    /* Products of so many tokens and more are made in bf16, whatever the weights are, so that a row
+     * depends on the batch; 0: none are. With batch_variant and 0, the static sentence says why. */
+    uint32_t bf16_tokens;
+    const char *bf16_refusal;
 };
 
 /* ---- operators' arguments -------------------------------------------------------------------- */

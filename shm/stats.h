@@ -21,7 +21,7 @@ enum cb_stat {
 };
 
 #define CB_STATS_MAGIC   0x3154415453424300ull
-#define CB_STATS_VERSION 2u
+#define CB_STATS_VERSION 3u
 
 /* Facts that don't change while a daemon runs. Strings end with a NUL. */
 struct cb_stats_boot {
@@ -39,6 +39,7 @@ struct cb_stats_boot {
     char isa[32];
     char loop[16]; /* how the daemon waits */
     char version[32];
+    char batch_invariant[96]; /* whether results depend on the batch, and why */
 };
 
 struct cb_stats_page {

@@ -46,6 +46,7 @@ static json_t *status_json(const void *page)
     set_text(o, "backend", boot.backend);
     set_text(o, "isa", boot.isa);
     set_number(o, "threads", boot.n_threads);
+    set_text(o, "batch_invariant", boot.batch_invariant);
     set_text(o, "loop", boot.loop);
     set_number(o, "vocabulary", boot.n_vocab);
     set_number(o, "context", boot.n_context);

@@ -23,8 +23,9 @@
 #include "daemon/model/scratch.h"
 #include "daemon/model/vocabulary.h"
 
-#define LOGIT_ROWS       32u
-#define NUMERIC_CONTRACT 1u /* of kernels/numeric.h: other bits, another fingerprint */
+#define LOGIT_ROWS            32u
+#define NUMERIC_CONTRACT      1u /* of kernels/numeric.h: other bits, another fingerprint */
+#define NUMERIC_CONTRACT_NONE 0u /* the bits of a row depend on the batch                */
 
 struct forward {
     struct model model; /* first: model.h's calls are handed this */
@@ -173,6 +174,14 @@ static int plan_cache(struct opening *o, struct kv_shape *shape)
     return 0;
 }
 
+static uint32_t numeric_contract(const struct forward *f)
+{
+    struct backend_caps caps;
+
+    f->ops->caps(f->backend, &caps);
+    return caps.bf16_tokens ? NUMERIC_CONTRACT_NONE : NUMERIC_CONTRACT;
+}
+
 /* Begins the fingerprint with what decides the bits of keys and values beside the weights, so that
  * nobody takes those of another model for ours. */
 static void begin_digest(const struct opening *o, XXH3_state_t *digest)
@@ -187,7 +196,7 @@ static void begin_digest(const struct opening *o, XXH3_state_t *digest)
     } facts = {
         .rope_base = c->rope_base,
         .rope_factor = c->rope_factor,
-        .contract = NUMERIC_CONTRACT,
+        .contract = numeric_contract(f),
         .kv_dtype = o->config->kv_dtype,
         .n_heads = c->n_heads,
         .n_kv_heads = c->n_kv_heads,

@@ -241,6 +241,7 @@ static void fill_info(struct model_info *info, const struct model_config *c)
     strcpy(info->caps.name, "null");
     strcpy(info->caps.isa, "none");
     info->caps.n_threads = 1;
+    info->caps.bf16_refusal = "the null model multiplies nothing";
     info->n_vocab = c->null_vocab ? c->null_vocab : NULL_VOCAB;
     info->n_context = c->null_context ? c->null_context : NULL_CONTEXT;
     info->page_size = c->page_size;

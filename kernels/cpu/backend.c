@@ -36,10 +36,16 @@ static int backend_open(struct backend **backendp, const struct backend_config *
         *why = "no memory for the backend";
         return -ENOMEM;
     }
-    b->level = isa_level(config->isa, why);
+    b->bf16_tokens = UINT32_MAX;
+    b->level = isa_level(config->isa, config->batch_variant, why);
     if (!b->level) {
         backend_close(b);
         return -ENOTSUP;
+    }
+    if (config->batch_variant) {
+        uint32_t n_tokens = isa_bf16_tokens(b->level, &b->bf16_refusal);
+
+        b->bf16_tokens = n_tokens ? n_tokens : UINT32_MAX;
     }
     r = pool_new(&b->pool, n_threads, config->spin_us);
     if (r) {
@@ -63,7 +69,9 @@ static void backend_caps(const struct backend *b, struct backend_caps *caps)
     *caps = (struct backend_caps){.name = "cpu",
                                   .n_threads = pool_n_threads(b->pool),
                                   .weight_bytes =
-                                      atomic_load_explicit(&b->weight_bytes, memory_order_relaxed)};
+                                      atomic_load_explicit(&b->weight_bytes, memory_order_relaxed),
+                                  .bf16_tokens = b->bf16_tokens == UINT32_MAX ? 0 : b->bf16_tokens,
+                                  .bf16_refusal = b->bf16_refusal};
     snprintf(caps->isa, sizeof caps->isa, "%s", b->level->name);
 }
 

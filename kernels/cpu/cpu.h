@@ -8,7 +8,8 @@
  * panel up are zeros.
  *
  * Activations are quantised a token and 32 columns at a time: q = rint(x * 127/max), dy = max/127.
- * They lie in tiles of up to 8 tokens (struct act). */
+ * They lie in tiles of up to 8 tokens (struct act). Where results may depend on the batch, those of
+ * many tokens are bf16 instead, in tiles of 16 tokens and 32 columns. */
 #ifndef CB_KERNELS_CPU_CPU_H
 #define CB_KERNELS_CPU_CPU_H
 
@@ -25,14 +26,19 @@ enum {
     GROUP_COLS = 32,
     TILE_TOKENS = 8,
     ACT_GROUP_BYTES = GROUP_COLS + 3 * 4, /* a token's share of a group of a tile: q, dy, sy, nsq */
-    ATTENTION_ROWS = 32,                  /* (token, head) rows of an attention item             */
-    KV_FACTS_BYTES = 2 * 16 * 4           /* u8: scales and zeros of a block's K, or of its V    */
+    BF16_TILE_TOKENS = 16,
+    BF16_TILE_BYTES = BF16_TILE_TOKENS * GROUP_COLS * 2,
+    BF16_BLOCK_TOKENS = 2 * BF16_TILE_TOKENS, /* acts in bf16 have room for whole blocks         */
+    ATTENTION_ROWS = 32,        /* (token, head) rows of an attention item             */
+    KV_FACTS_BYTES = 2 * 16 * 4 /* u8: scales and zeros of a block's K, or of its V    */
 };
 
 struct backend {
     struct pool *pool;
     const struct level *level;
     struct arena weights;
+    uint32_t bf16_tokens; /* products of so many tokens and more are in bf16; UINT32_MAX: none */
+    const char *bf16_refusal; /* why none are although they may be, or NULL */
     _Atomic uint64_t weight_bytes;
 };
 
@@ -68,11 +74,15 @@ struct kv {
 
 /* Activations of a region, in the forms its weight wants. A tile of n <= 8 tokens is, for each
  * group: [n][32] q, then f32 dy[n], f32 sy[n] = dy * sum(q), i32 nsq[n] = -sum(q). Tile t begins at
- * q + t * 8 * n_groups * ACT_GROUP_BYTES, whatever the others' widths. */
+ * q + t * 8 * n_groups * ACT_GROUP_BYTES, whatever the others' widths.
+ *
+ * In bf16 there is no other form, for parts of any type: [tokens / 16][n_cols / 32][16][32], both
+ * quotients rounded up, columns from n_cols on zeros. */
 struct act {
     const uint8_t *q;
-    const float *x;  /* f32 rows, normed if there is a norm */
-    size_t x_stride; /* floats */
+    const float *x;       /* f32 rows, normed if there is a norm */
+    size_t x_stride;      /* floats */
+    const uint16_t *bf16; /* or NULL */
     uint32_t n_tokens, n_cols;
 };
 

@@ -3,7 +3,8 @@
  * only where a short timing shows that they are faster and give its bits: amx in wide products;
  * avx512bf16 in attention (on some processors vdpbf16ps has half the rate of the two fma it
  * replaces). The tiles of amx are memory that the system gives a process only if asked, before it
- * starts threads. amx_emulated is for tests, and never taken by itself. */
+ * starts threads. Where products in bf16 are allowed, amx is timed by one of those, and its bits are
+ * nobody's concern. The emulated levels are for tests, and never taken by themselves. */
 #include "kernels/cpu/isa.h"
 
 #include <cpuid.h>
@@ -14,7 +15,7 @@
 
 #include "kernels/numeric.h"
 
-enum { SCALAR, AVX2, AMX_EMULATED, AVX512VNNI, AVX512BF16, AMX, N_LEVELS };
+enum { SCALAR, AVX2, AMX_EMULATED, AVX512VNNI, AVX512BF16, AMX512_EMULATED, AMX, N_LEVELS };
 
 static const struct level *const levels[N_LEVELS] = {
     [SCALAR] = &cpu_level_scalar,
@@ -22,19 +23,20 @@ static const struct level *const levels[N_LEVELS] = {
     [AMX_EMULATED] = &cpu_level_amx_emulated,
     [AVX512VNNI] = &cpu_level_avx512vnni,
     [AVX512BF16] = &cpu_level_avx512bf16,
+    [AMX512_EMULATED] = &cpu_level_amx512_emulated,
     [AMX] = &cpu_level_amx,
 };
 
 #define HAS_SCALAR "isa: this machine has: scalar"
 #define HAS_AVX2   HAS_SCALAR ", avx2, amx_emulated"
 #define HAS_VNNI   HAS_AVX2 ", avx512vnni"
-#define HAS_BF16   HAS_VNNI ", avx512bf16"
+#define HAS_BF16   HAS_VNNI ", avx512bf16, amx512_emulated"
 #define HAS_AMX    HAS_BF16 ", amx"
 
 /* By the last level there is. */
 static const char *const refusals[N_LEVELS] = {
-    [SCALAR] = HAS_SCALAR,   [AMX_EMULATED] = HAS_AVX2, [AVX512VNNI] = HAS_VNNI,
-    [AVX512BF16] = HAS_BF16, [AMX] = HAS_AMX,
+    [SCALAR] = HAS_SCALAR,        [AMX_EMULATED] = HAS_AVX2, [AVX512VNNI] = HAS_VNNI,
+    [AMX512_EMULATED] = HAS_BF16, [AMX] = HAS_AMX,
 };
 
 static uint64_t read_xcr0(void)
@@ -82,6 +84,15 @@ static int n_levels(void)
     if (!has(d7, amx) || !may_use_tiles(xcr0))
         return AMX;
     return N_LEVELS;
+}
+
+/* Whether the processor multiplies tiles of bf16. */
+static bool has_bf16_tiles(void)
+{
+    const uint32_t amx_bf16 = 1u << 22;
+    uint32_t a, b, c, d;
+
+    return n_levels() > AMX && __get_cpuid_count(7, 0, &a, &b, &c, &d) && has(d, amx_bf16);
 }
 
 static uint64_t now_ns(void)
@@ -168,16 +179,18 @@ static void run_product(const struct level *level, const void *input, float *out
     level->product(out, &in->panels, &in->act);
 }
 
-/* One panel of Q4_1 with 1280 columns times 64 tokens: random codes, f16 scales below 1. */
-static bool amx_is_better(void)
+/* One panel of Q4_1 with 1280 columns times 64 tokens: random codes, f16 scales below 1. In bf16 the
+ * same bytes are the activations. */
+static bool amx_is_better(bool bf16)
 {
     enum { N_TOKENS = 64, N_GROUPS = 40, GROUP_BYTES = 320, TILE_BYTES = 8 * ACT_GROUP_BYTES };
     _Alignas(64) uint8_t panel[N_GROUPS * GROUP_BYTES];
-    _Alignas(64) uint8_t q[N_TOKENS / 8 * N_GROUPS * TILE_BYTES];
+    _Alignas(64) uint8_t q[N_TOKENS / BF16_TILE_TOKENS * N_GROUPS * BF16_TILE_BYTES];
     const struct product_input in = {
         {.panels = panel, .panel_stride = sizeof panel, .dtype = DTYPE_Q4_1, .n_panels = 1},
         {.q = q, .n_tokens = N_TOKENS, .n_cols = N_GROUPS * GROUP_COLS},
     };
+    struct product_input amx_in = in;
     float a[N_TOKENS * PANEL_ROWS], b[N_TOKENS * PANEL_ROWS];
     uint32_t state = 1;
 
@@ -193,17 +206,19 @@ static bool amx_is_better(void)
         if (i % TILE_BYTES >= 8 * GROUP_COLS && i % 4 == 3)
             q[i] = 0x3f; /* dy and sy of 0.5 to 2 */
     }
+    if (bf16)
+        amx_in.act.bf16 = (const uint16_t *)(const void *)q;
     run_product(&cpu_level_avx512vnni, &in, a);
-    run_product(&cpu_level_amx, &in, b);
-    return same_bits(a, b, N_TOKENS * PANEL_ROWS) &&
-           time_runs(run_product, &cpu_level_amx, &in, b) <
+    run_product(&cpu_level_amx, &amx_in, b);
+    return (bf16 || same_bits(a, b, N_TOKENS * PANEL_ROWS)) &&
+           time_runs(run_product, &cpu_level_amx, &amx_in, b) <
                time_runs(run_product, &cpu_level_avx512vnni, &in, a);
 }
 
 /* The best of the first n levels. */
-static const struct level *best_level(int n)
+static const struct level *best_level(int n, bool bf16)
 {
-    if (n > AMX && amx_is_better())
+    if (n > AMX && amx_is_better(bf16 && has_bf16_tiles()))
         return levels[AMX];
     if (n > AVX512BF16 && bf16_is_better())
         return levels[AVX512BF16];
@@ -217,7 +232,16 @@ const struct level *isa_level_at(uint32_t i)
     return (int)i < n_levels() ? levels[i] : NULL;
 }
 
-const struct level *isa_level(const char *name, const char **why)
+uint32_t isa_bf16_tokens(const struct level *level, const char **why)
+{
+    if (level->bf16_tokens && (level != levels[AMX] || has_bf16_tiles()))
+        return level->bf16_tokens;
+    *why = has_bf16_tiles() ? "only isa amx multiplies in bf16"
+                            : "this machine has no AMX tiles of bf16";
+    return 0;
+}
+
+const struct level *isa_level(const char *name, bool bf16, const char **why)
 {
     int n = n_levels();
 
@@ -226,7 +250,7 @@ const struct level *isa_level(const char *name, const char **why)
         return NULL;
     }
     if (!name || !strcmp(name, "auto"))
-        return best_level(n);
+        return best_level(n, bf16);
     for (int i = 0; i < n; i++) {
         if (!strcmp(levels[i]->name, name))
             return levels[i];

@@ -19,13 +19,12 @@ static void pairs(float out[16], const uint16_t *k, const uint16_t *q, uint32_t 
 
 static void product(float *out, const struct panels *p, const struct act *act)
 {
-    LEVEL(matmul_begin)(act->n_tokens);
-    for (uint32_t t = 0; t < act->n_tokens; t += MATMUL_TOKENS) {
-        uint32_t n = matmul_n_tokens(t, act->n_tokens);
-
+    LEVEL(matmul_begin)(act);
+    for (uint32_t n, t = 0; t < act->n_tokens; t += n) {
+        n = matmul_n_tokens(act, t, act->n_tokens);
         LEVEL(matmul)(out + (size_t)t * PANEL_ROWS, PANEL_ROWS, p, 0, 1, act, t, n);
     }
-    LEVEL(matmul_end)(act->n_tokens);
+    LEVEL(matmul_end)(act);
 }
 
 #define NAME2(level) #level
@@ -34,6 +33,9 @@ static void product(float *out, const struct panels *p, const struct act *act)
 const struct level LEVEL(level) = {
     .name = NAME(CPU_LEVEL),
     .matmul_tokens = MATMUL_TOKENS,
+#if LEVEL_TILES
+    .bf16_tokens = 64, /* matmul_bf16.c */
+#endif
     .embed = BASE(embed),
     .rmsnorm = BASE(rmsnorm),
     .qkv = LEVEL(qkv),

@@ -3,7 +3,8 @@
  * LEVEL(f) is f's name at the level being compiled, and BASE(f) at the level it borrows f from: amx
  * has products of its own, and all that does not call them is avx512vnni's. For other levels the two
  * are one. A level is the table of operators at the end of level.c; the calls below are between
- * files of one level. Any two levels give the same bits. */
+ * files of one level. Any two levels give the same bits, but for products in bf16, which only levels
+ * with tiles have. */
 #ifndef CB_KERNELS_CPU_LEVEL_H
 #define CB_KERNELS_CPU_LEVEL_H
 
@@ -14,11 +15,16 @@
 #define LEVEL(f)               LEVEL_PASTE(f, CPU_LEVEL)
 #define BASE(f)                LEVEL_PASTE(f, CPU_BASE)
 
+#if defined(CPU_LEVEL_amx) || defined(CPU_LEVEL_amx_emulated) || defined(CPU_LEVEL_amx512_emulated)
+#define LEVEL_TILES 1
+#endif
+
 struct sampling_sweeps; /* kernels/sampling_sweep.h */
 
 struct level {
     const char *name;
     uint32_t matmul_tokens; /* MATMUL_TOKENS */
+    uint32_t bf16_tokens;   /* products of so many tokens are faster in bf16; 0: it has none */
     int (*embed)(struct stream *s, struct tensor *x, const struct weight *e, const int32_t *tokens,
                  float scale);
     int (*rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,
@@ -43,7 +49,7 @@ struct level {
 };
 
 extern const struct level cpu_level_scalar, cpu_level_avx2, cpu_level_amx_emulated,
-    cpu_level_avx512vnni, cpu_level_avx512bf16, cpu_level_amx;
+    cpu_level_avx512vnni, cpu_level_avx512bf16, cpu_level_amx512_emulated, cpu_level_amx;
 
 #ifdef CPU_LEVEL
 
@@ -82,34 +88,40 @@ struct act_args {
 void BASE(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
                  const struct act_args *args);
 
-/* Tokens that one call of matmul takes. */
-#if defined(CPU_LEVEL_amx) || defined(CPU_LEVEL_amx_emulated)
-enum { MATMUL_TOKENS = 64 };
+/* Tokens that one call of matmul takes: of bf16 the more the better, for each call unpacks its
+ * panels; of other activations what lets the results stay in the first-level cache. */
+#if LEVEL_TILES
+enum { MATMUL_TOKENS = 256, MATMUL_PLAIN_TOKENS = 64 };
 #else
-enum { MATMUL_TOKENS = TILE_TOKENS };
+enum { MATMUL_TOKENS = TILE_TOKENS, MATMUL_PLAIN_TOKENS = TILE_TOKENS };
 #endif
 
 /* out[t * out_stride + 16*i + r] = row r of panel panel_idx + i times token token_idx + t, for
- * n_panels of a part and n_tokens <= MATMUL_TOKENS tokens from token_idx, a multiple of 8; they are
- * a multiple of 8 too, or end with the act's last. out has room for whole panels. */
+ * n_panels of a part and matmul_n_tokens tokens from token_idx, a multiple of 8; they are a multiple
+ * of 8 too, or end with the act's last. In bf16 both are multiples of BF16_BLOCK_TOKENS. out has
+ * room for whole panels and, in bf16, for whole blocks of tokens. */
 void LEVEL(matmul)(float *out, size_t out_stride, const struct panels *p, uint32_t panel_idx,
                    uint32_t n_panels, const struct act *act, uint32_t token_idx, uint32_t n_tokens);
 
-/* Around a thread's calls of matmul for an act of n_tokens: tiles are a state of the thread, which
- * takes some 200 cycles to set up. */
-#if defined(CPU_LEVEL_amx) || defined(CPU_LEVEL_amx_emulated)
-void LEVEL(matmul_begin)(uint32_t n_tokens);
-void LEVEL(matmul_end)(uint32_t n_tokens);
+/* Around a thread's calls of matmul for an act: tiles are a state of the thread, which takes some
+ * 200 cycles to set up. */
+#if LEVEL_TILES
+void LEVEL(matmul_begin)(const struct act *act);
+void LEVEL(matmul_end)(const struct act *act);
+void LEVEL(matmul_bf16)(float *out, size_t out_stride, const struct panels *p, uint32_t panel_idx,
+                        uint32_t n_panels, const struct act *act, uint32_t token_idx,
+                        uint32_t n_tokens);
+void LEVEL(matmul_bf16_begin)(void);
 void BASE(matmul)(float *out, size_t out_stride, const struct panels *p, uint32_t panel_idx,
                   uint32_t n_panels, const struct act *act, uint32_t token_idx, uint32_t n_tokens);
 #else
-static inline void LEVEL(matmul_begin)(uint32_t n_tokens)
+static inline void LEVEL(matmul_begin)(const struct act *act)
 {
-    (void)n_tokens;
+    (void)act;
 }
-static inline void LEVEL(matmul_end)(uint32_t n_tokens)
+static inline void LEVEL(matmul_end)(const struct act *act)
 {
-    (void)n_tokens;
+    (void)act;
 }
 #endif
 
@@ -129,11 +141,28 @@ static inline uint32_t whole_tiles(uint32_t n_tokens)
     return (n_tokens + TILE_TOKENS - 1) / TILE_TOKENS * TILE_TOKENS;
 }
 
-static inline struct cut cut_product(uint32_t n_units, uint32_t n_tokens, uint32_t n_threads)
+/* In bf16 an item unpacks its panels, which takes about as long as 64 to 96 of its tokens: so its
+ * block is as large as lets the threads have some items each. */
+static inline struct cut cut_product_bf16(uint32_t n_units, uint32_t n_tokens, uint32_t n_threads)
+{
+    struct cut c = {.n_units = n_units, .n_blocks = (n_tokens + 255) / 256, .run_max = 2};
+
+    while (n_units * c.n_blocks < 4 * n_threads && n_tokens >= 128 * c.n_blocks)
+        c.n_blocks *= 2;
+    c.block_tokens = (n_tokens + c.n_blocks - 1) / c.n_blocks;
+    c.block_tokens =
+        (c.block_tokens + BF16_BLOCK_TOKENS - 1) / BF16_BLOCK_TOKENS * BF16_BLOCK_TOKENS;
+    c.n_blocks = (n_tokens + c.block_tokens - 1) / c.block_tokens;
+    return c;
+}
+
+static inline struct cut cut_product(uint32_t n_units, const struct act *act, uint32_t n_threads)
 {
     struct cut c = {.n_units = n_units, .block_tokens = 256};
-    uint32_t share = (n_tokens + n_threads - 1) / n_threads;
+    uint32_t n_tokens = act->n_tokens, share = (n_tokens + n_threads - 1) / n_threads;
 
+    if (act->bf16)
+        return cut_product_bf16(n_units, n_tokens, n_threads);
     if (share >= 2 * TILE_TOKENS && share < c.block_tokens)
         c.block_tokens = whole_tiles(share);
     while (c.block_tokens > 32 &&
@@ -193,9 +222,12 @@ static inline uint32_t tile_n_tokens(uint32_t token_idx, uint32_t end)
     return end - token_idx < TILE_TOKENS ? end - token_idx : TILE_TOKENS;
 }
 
-static inline uint32_t matmul_n_tokens(uint32_t token_idx, uint32_t end)
+/* How many tokens from token_idx the next call of matmul takes. */
+static inline uint32_t matmul_n_tokens(const struct act *act, uint32_t token_idx, uint32_t end)
 {
-    return end - token_idx < MATMUL_TOKENS ? end - token_idx : MATMUL_TOKENS;
+    const uint32_t most = act->bf16 ? MATMUL_TOKENS : MATMUL_PLAIN_TOKENS;
+
+    return end - token_idx < most ? end - token_idx : most;
 }
 
 #endif

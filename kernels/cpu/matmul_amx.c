@@ -37,15 +37,17 @@ static const struct tile_config config = {
     .rows = {[CODES] = 8, [LOW] = 8, [HIGH] = 8, [LOW_SUMS] = 8, [HIGH_SUMS] = 8},
 };
 
-void LEVEL(matmul_begin)(uint32_t n_tokens)
+void LEVEL(matmul_begin)(const struct act *act)
 {
-    if (n_tokens >= WIDE_TOKENS)
+    if (act->bf16)
+        LEVEL(matmul_bf16_begin)();
+    else if (act->n_tokens >= WIDE_TOKENS)
         tile_config(&config);
 }
 
-void LEVEL(matmul_end)(uint32_t n_tokens)
+void LEVEL(matmul_end)(const struct act *act)
 {
-    if (n_tokens >= WIDE_TOKENS)
+    if (act->bf16 || act->n_tokens >= WIDE_TOKENS)
         tile_release();
 }
 
@@ -182,6 +184,10 @@ void LEVEL(matmul)(float *out, size_t out_stride, const struct panels *p, uint32
     uint32_t n_wide = panel_is_quantised(p->dtype) ? n_tokens / WIDE_TOKENS * WIDE_TOKENS : 0;
     const uint8_t *q = act->q + (size_t)token_idx * n_groups * ACT_GROUP_BYTES;
 
+    if (act->bf16) {
+        LEVEL(matmul_bf16)(out, out_stride, p, panel_idx, n_panels, act, token_idx, n_tokens);
+        return;
+    }
     for (uint32_t i = 0; i < n_panels && n_wide; i++) {
         const uint8_t *panel = p->panels + (panel_idx + i) * p->panel_stride;
         float *o = out + i * PANEL_ROWS;

@@ -62,7 +62,7 @@ static void mlp_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
     alignas(64) float sums[MATMUL_TOKENS][COUPLES * COUPLE_ROWS];
 
     (void)worker;
-    LEVEL(matmul_begin)(job->act.n_tokens);
+    LEVEL(matmul_begin)(&job->act);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t couple_idx = item % job->cut.n_units * COUPLES, left = gate->n_panels - couple_idx;
         uint32_t n_couples = left < COUPLES ? left : COUPLES;
@@ -71,9 +71,8 @@ static void mlp_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 
         if (token_end > job->act.n_tokens)
             token_end = job->act.n_tokens;
-        for (; token < token_end; token += MATMUL_TOKENS) {
-            uint32_t n = matmul_n_tokens(token, token_end);
-
+        for (uint32_t n; token < token_end; token += n) {
+            n = matmul_n_tokens(&job->act, token, token_end);
             if (gate->dtype == up->dtype)
                 LEVEL(matmul)
             (sums[0], stride, &both, 2 * couple_idx, 2 * n_couples, &job->act, token, n);
@@ -91,7 +90,7 @@ static void mlp_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
                 finish_row(job, sums[t], token + t, couple_idx, n_couples);
         }
     }
-    LEVEL(matmul_end)(job->act.n_tokens);
+    LEVEL(matmul_end)(&job->act);
 }
 
 int LEVEL(gate_up)(struct stream *stream, struct tensor *h, const struct tensor *x,
@@ -111,7 +110,7 @@ int LEVEL(gate_up)(struct stream *stream, struct tensor *h, const struct tensor 
                                 .norm_eps = args->norm_eps};
 
     BASE(quant)(s, &job.act, w, &act_args);
-    job.cut = cut_product((gate->n_panels + COUPLES - 1) / COUPLES, x->n_rows,
+    job.cut = cut_product((gate->n_panels + COUPLES - 1) / COUPLES, &job.act,
                           pool_n_threads(s->backend->pool));
     pool_run(s->backend->pool, mlp_items, &job, job.cut.n_units * job.cut.n_blocks,
              job.cut.run_max);

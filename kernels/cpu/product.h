@@ -28,7 +28,7 @@ INLINE void product_run(struct product *p, struct cpu_stream *s, const struct ac
     struct pool *pool = s->backend->pool;
 
     BASE(quant)(s, &p->act, p->w, args);
-    p->cut = cut_product(weight_n_units(p->w, UNIT_PANELS), args->n_tokens, pool_n_threads(pool));
+    p->cut = cut_product(weight_n_units(p->w, UNIT_PANELS), &p->act, pool_n_threads(pool));
     pool_run(pool, items, job, p->cut.n_units * p->cut.n_blocks, p->cut.run_max);
 }
 
@@ -41,7 +41,7 @@ INLINE void product_items(const struct product *p, uint32_t begin, uint32_t end,
 {
     alignas(64) float sums[MATMUL_TOKENS][UNIT_ROWS];
 
-    LEVEL(matmul_begin)(p->act.n_tokens);
+    LEVEL(matmul_begin)(&p->act);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t token = item / p->cut.n_units * p->cut.block_tokens;
         uint32_t token_end = token + p->cut.block_tokens;
@@ -50,15 +50,14 @@ INLINE void product_items(const struct product *p, uint32_t begin, uint32_t end,
 
         if (token_end > p->act.n_tokens)
             token_end = p->act.n_tokens;
-        for (; token < token_end; token += MATMUL_TOKENS) {
-            uint32_t n = matmul_n_tokens(token, token_end);
-
+        for (uint32_t n; token < token_end; token += n) {
+            n = matmul_n_tokens(&p->act, token, token_end);
             LEVEL(matmul)(sums[0], UNIT_ROWS, u.part, u.panel_idx, u.n_panels, &p->act, token, n);
             for (uint32_t t = 0; t < n; t++)
                 finish(arg, sums[t], token + t, row_idx, n_rows);
         }
     }
-    LEVEL(matmul_end)(p->act.n_tokens);
+    LEVEL(matmul_end)(&p->act);
 }
 
 #endif

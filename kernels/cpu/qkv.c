@@ -171,7 +171,7 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
     float *sums = (float *)(void *)(job->s->scratch + worker * job->s->scratch_bytes);
     uint16_t *half = (uint16_t *)(void *)(sums + MATMUL_TOKENS * unit_rows);
 
-    LEVEL(matmul_begin)(job->act.n_tokens);
+    LEVEL(matmul_begin)(&job->act);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
         uint32_t token_end = token + job->cut.block_tokens;
@@ -181,9 +181,8 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
 
         if (token_end > job->act.n_tokens)
             token_end = job->act.n_tokens;
-        for (; token < token_end; token += MATMUL_TOKENS) {
-            uint32_t n = matmul_n_tokens(token, token_end);
-
+        for (uint32_t n; token < token_end; token += n) {
+            n = matmul_n_tokens(&job->act, token, token_end);
             fetch_cells(job, head, n_heads, token, n);
             LEVEL(matmul)(sums, unit_rows, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
             for (uint32_t t = 0; t < n; t++) {
@@ -192,7 +191,7 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
             }
         }
     }
-    LEVEL(matmul_end)(job->act.n_tokens);
+    LEVEL(matmul_end)(&job->act);
 }
 
 int LEVEL(qkv)(struct stream *stream, struct tensor *q, struct kv *kv, const struct tensor *x,
@@ -214,7 +213,7 @@ int LEVEL(qkv)(struct stream *stream, struct tensor *q, struct kv *kv, const str
 
     job.unit_panels = heads_panels(args->head_dim);
     BASE(quant)(s, &job.act, args->w, &act_args);
-    job.cut = cut_product(weight_n_units(args->w, job.unit_panels), x->n_rows,
+    job.cut = cut_product(weight_n_units(args->w, job.unit_panels), &job.act,
                           pool_n_threads(s->backend->pool));
     pool_run(s->backend->pool, qkv_items, &job, job.cut.n_units * job.cut.n_blocks,
              job.cut.run_max);

@@ -1,5 +1,6 @@
-/* Activations of a product: an RMS norm if wanted, then int8 a token and 32 columns at a time, once
- * for all parts of the weight, unless whoever made them has done it already (quant_next). */
+/* Activations of a product: an RMS norm if wanted, then int8 or bf16 a token and 32 columns at a
+ * time, once for all parts of the weight, unless whoever made them has done it already
+ * (quant_next). */
 #include "kernels/cpu/quant.h"
 
 #include <stdalign.h>
@@ -34,10 +35,30 @@ static void quant_normed_row(uint8_t *tile, uint32_t t, uint32_t n_tokens, const
     }
 }
 
+/* The same in bf16; norm_w may be NULL. Columns need not fill the last group. */
+static void bf16_row(uint8_t *tiles, uint32_t token, const float *x, const float *norm_w,
+                     float scale, uint32_t n_cols)
+{
+    uint32_t n_groups = (n_cols + GROUP_COLS - 1) / GROUP_COLS;
+    alignas(64) float y[GROUP_COLS];
+
+    for (uint32_t g = 0; g < n_groups; g++) {
+        uint32_t col = g * GROUP_COLS, n = n_cols - col < GROUP_COLS ? n_cols - col : GROUP_COLS;
+
+        for (uint32_t k = 0; k < n && norm_w; k += 16) {
+            v16 a = v_mul(v_load_n(x + col + k, n - k), v_set1(scale));
+
+            v_store(y + k, v_mul(a, v_load_n(norm_w + col + k, n - k)));
+        }
+        bf16_put(tiles, n_groups, token, g, norm_w ? y : x + col, n);
+    }
+}
+
 struct quant_job {
     struct cpu_stream *s;
     const struct act_args *args;
     bool quantise, keep; /* keep: rows are wanted in f32 as well */
+    bool bf16;           /* instead of both                      */
 };
 
 /* Items are tiles. */
@@ -71,6 +92,9 @@ static void quant_tiles(void *arg, uint32_t worker, uint32_t begin, uint32_t end
                 quant_normed_row(tile, t, n, x[t], args->norm_w, scale[t], n_groups);
             else if (job->quantise)
                 quant_row(tile, t, n, x[t], n_groups);
+            if (job->bf16)
+                bf16_row(job->s->q, first + t, x[t], args->norm_w, args->norm_w ? scale[t] : 1,
+                         args->n_cols);
         }
     }
 }
@@ -78,8 +102,12 @@ static void quant_tiles(void *arg, uint32_t worker, uint32_t begin, uint32_t end
 void LEVEL(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
                   const struct act_args *args)
 {
-    struct quant_job job = {
-        .s = s, .args = args, .quantise = w->has_quantised, .keep = w->has_plain};
+    const bool bf16 = act_is_bf16(s, args->n_tokens);
+    struct quant_job job = {.s = s,
+                            .args = args,
+                            .quantise = w->has_quantised && !bf16,
+                            .keep = w->has_plain && !bf16,
+                            .bf16 = bf16};
     const struct cpu_next next = s->next;
     uint32_t n_tiles = (args->n_tokens + TILE_TOKENS - 1) / TILE_TOKENS;
     bool moved = args->norm_w || args->rows;
@@ -90,14 +118,15 @@ void LEVEL(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
 
         s->q = s->next_q;
         s->next_q = q;
-        job.quantise = false;
+        job.quantise = job.bf16 = false;
     }
     *act = (struct act){.q = s->q,
                         .x = moved ? s->x : (const float *)args->x->data,
                         .x_stride = moved ? s->x_stride : args->x->stride_bytes / sizeof(float),
+                        .bf16 = bf16 ? (const uint16_t *)(const void *)s->q : NULL,
                         .n_tokens = args->n_tokens,
                         .n_cols = args->n_cols};
-    if (!moved && !job.quantise)
+    if (!moved && !job.quantise && !job.bf16)
         return;
     if (args->n_tokens < PARALLEL_TOKENS)
         quant_tiles(&job, 0, 0, n_tiles);

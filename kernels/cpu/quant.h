@@ -1,6 +1,6 @@
-/* kernels/cpu/quant.h - activations as int8, for the files compiled once an instruction set.
+/* kernels/cpu/quant.h - activations as int8 or bf16, for the files compiled once an instruction set.
  *
- * A group is 32 columns of a token: q = rint(x * 127/max), dy = max/127. max is an integer maximum
+ * In int8 a group is 32 columns of a token: q = rint(x * 127/max), dy = max/127. max is an integer maximum
  * over the bits of |x|, which sees NaN and infinities; below 2^-100 (127/max would overflow soon)
  * the group is zeros; not finite, q is 0 and dy NaN, so that the fault reaches this token's outputs
  * and no other's. */
@@ -114,8 +114,26 @@ INLINE void quant_put(uint8_t *group, uint32_t t, uint32_t n_tokens, const float
     memcpy(facts + 8 * n_tokens, &f.nsq, 4);
 }
 
-/* True if the rows that an operator makes, n_cols wide, are wanted by the product of w alone and in
- * int8: then it puts them where quant_next says, group by group, and need not write them. */
+/* Whether a product of so many tokens takes bf16. */
+INLINE bool act_is_bf16(const struct cpu_stream *s, uint32_t n_tokens)
+{
+    return n_tokens >= s->backend->bf16_tokens;
+}
+
+/* Group `group` (n_groups a token) of `token` in tiles of bf16, from its n <= 32 columns. */
+INLINE void bf16_put(uint8_t *tiles, uint32_t n_groups, uint32_t token, uint32_t group,
+                     const float *x, uint32_t n)
+{
+    size_t tile = (size_t)token / BF16_TILE_TOKENS * n_groups + group;
+    uint16_t *to = (uint16_t *)(void *)(tiles + tile * BF16_TILE_BYTES) +
+                   token % BF16_TILE_TOKENS * GROUP_COLS;
+
+    v_store_bf16(to, v_round_bf16(v_load_n(x, n)));
+    v_store_bf16(to + 16, v_round_bf16(n > 16 ? v_load_n(x + 16, n - 16) : v_zero()));
+}
+
+/* True if the rows that an operator makes, n_cols wide, are wanted by the product of w alone and
+ * not in f32: then it puts them where quant_next says, group by group, and need not write them. */
 INLINE bool quant_is_wanted(const struct weight *w, uint32_t n_cols)
 {
     return w && w->has_quantised && !w->has_plain && w->n_cols == n_cols;
@@ -129,6 +147,10 @@ INLINE void quant_next(struct cpu_stream *s, uint32_t n_groups, uint32_t n_token
     uint32_t first = token / TILE_TOKENS * TILE_TOKENS, n = tile_n_tokens(first, n_tokens);
     uint8_t *tile = s->next_q + (size_t)first * n_groups * ACT_GROUP_BYTES;
 
+    if (act_is_bf16(s, n_tokens)) {
+        bf16_put(s->next_q, n_groups, token, group, x, GROUP_COLS);
+        return;
+    }
     quant_put(tile + (size_t)group * n * ACT_GROUP_BYTES, token - first, n, x);
 }
 

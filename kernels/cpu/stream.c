@@ -38,6 +38,17 @@ static size_t scratch_bytes(const struct stream_shape *shape, uint32_t matmul_to
     return round_up(max_size(attention, heads)) + 3 * LINE_BYTES;
 }
 
+/* Quantised activations, or where there are such, those in bf16, which are larger. */
+static size_t act_bytes(const struct backend *b, uint32_t n_rows, uint32_t n_cols)
+{
+    size_t n_groups = (n_cols + GROUP_COLS - 1) / GROUP_COLS;
+    size_t n_blocks = ((size_t)n_rows + BF16_BLOCK_TOKENS - 1) / BF16_BLOCK_TOKENS;
+
+    if (b->bf16_tokens == UINT32_MAX)
+        return n_rows * n_groups * ACT_GROUP_BYTES;
+    return n_blocks * (BF16_BLOCK_TOKENS / BF16_TILE_TOKENS) * n_groups * BF16_TILE_BYTES;
+}
+
 int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stream_shape *shape)
 {
     uint32_t n_threads = pool_n_threads(b->pool), n_rows;
@@ -57,8 +68,7 @@ int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stre
                              .partials_bytes = PARTIALS_BYTES};
     /* A tile is 32 rows but for the last of each sequence, and a token has at most n_heads rows. */
     s->max_tiles = shape->max_tokens * ((shape->n_heads + ATTENTION_ROWS - 1) / ATTENTION_ROWS);
-    s->q_bytes =
-        (size_t)n_rows * ((shape->max_cols + GROUP_COLS - 1) / GROUP_COLS) * ACT_GROUP_BYTES;
+    s->q_bytes = act_bytes(b, n_rows, shape->max_cols);
     s->x_bytes = n_rows * s->x_stride * sizeof(float);
     s->tracks_bytes = (size_t)n_threads * shape->max_outputs * sizeof *s->tracks;
     /* Not a power of two either. */

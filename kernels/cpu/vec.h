@@ -21,7 +21,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-#if defined(CPU_LEVEL_avx512vnni) || defined(CPU_LEVEL_avx512bf16) || defined(CPU_LEVEL_amx)
+#if defined(CPU_LEVEL_avx512vnni) || defined(CPU_LEVEL_avx512bf16) || defined(CPU_LEVEL_amx) || \
+    defined(CPU_LEVEL_amx512_emulated)
 #define VEC_512 1
 #elif defined(CPU_LEVEL_avx2) || defined(CPU_LEVEL_amx_emulated)
 #define VEC_256 1

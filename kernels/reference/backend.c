@@ -55,6 +55,7 @@ static void reference_caps(const struct backend *b, struct backend_caps *caps)
         .isa = "scalar",
         .n_threads = 1,
         .weight_bytes = b->weight_bytes,
+        .bf16_refusal = "the reference backend has one way to multiply",
     };
 }
 

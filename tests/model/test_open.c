@@ -92,6 +92,37 @@ Test(open, tells_what_it_opened)
     close(fd);
 }
 
+/* Results that depend on the batch are others' than those of the contract, wherever they may
+ * depend on it and do. */
+Test(open, bf16_is_another_fingerprint)
+{
+    static const char *const isas[] = {"scalar", "amx_emulated"};
+    char path[MEMORY_FILE_PATH_MAX], message[MODEL_MESSAGE_MAX];
+    struct tiny t = tiny_default();
+    int fd = memory_file_gguf(tiny_new(&t), path);
+    struct model_config config = config_of(path);
+    uint64_t first[2];
+
+    config.backend = "cpu";
+    for (int i = 0; i < 4; i++) {
+        bool is_bf16 = i == 3;
+        struct model *m;
+
+        config.backend_config.isa = isas[i / 2];
+        config.backend_config.batch_variant = i % 2;
+        if (i / 2 && !__builtin_cpu_supports("avx2"))
+            break;
+        cr_assert_eq(model_open(&m, &config, message), 0, "%s", message);
+        if (!i)
+            memcpy(first, model_info(m)->fingerprint, sizeof first);
+        cr_expect_eq(memcmp(first, model_info(m)->fingerprint, sizeof first) != 0, is_bf16, "%s %d",
+                     isas[i / 2], i % 2);
+        cr_expect_eq(model_info(m)->caps.bf16_tokens != 0, is_bf16);
+        model_free(m);
+    }
+    close(fd);
+}
+
 Test(open, parts_that_are_missing_or_misshapen)
 {
     static const float zeros[2 * 160 * 64];

@@ -22,6 +22,7 @@ static const struct argp_option options[] = {
     {"isa", 'i', "NAME", 0, "instruction set of the cpu backend [the best]", 0},
     {"threads", 't', "N", 0, "[one a physical core]", 0},
     {"kv", 'k', "TYPE", 0, "f32, bf16 or u8", 0},
+    {"batch-variant", 'v', NULL, 0, "results may depend on the batch, for speed", 0},
     {"texts", 'n', "N", 0, "score the first N texts only [all]", 0},
     {0},
 };
@@ -56,6 +57,9 @@ static error_t take_option(int key, char *text, struct argp_state *state)
         if (strcmp(text, "f32") != 0 && strcmp(text, "bf16") != 0 && strcmp(text, "u8") != 0)
             argp_error(state, "--kv is f32, bf16 or u8");
         a->kv = text;
+        return 0;
+    case 'v':
+        a->backend_config.batch_variant = true;
         return 0;
     case 'n':
         a->n_texts = number(text, state);

@@ -8,6 +8,7 @@
 
 #include "shm/stats_table.h"
 #include "tests/system/fixture.h"
+#include "tests/util/tiny.h"
 
 TestSuite(cbctl, .timeout = 120);
 
@@ -60,8 +61,9 @@ Test(cbctl, status)
     start_null(&s);
     json_t *o = system_cbctl(&s, SETTINGS("status"));
     expect_keys(o, SETTINGS("state", "instance", "version", "pid", "started_unix_s", "model",
-                            "arch", "backend", "isa", "threads", "loop", "vocabulary", "context",
-                            "page_size", "max_batch_tokens", "boot_id", "fingerprint", "counters"));
+                            "arch", "backend", "isa", "threads", "batch_invariant", "loop",
+                            "vocabulary", "context", "page_size", "max_batch_tokens", "boot_id",
+                            "fingerprint", "counters"));
     expect_keys(json_object_get(o, "counters"), counters);
     cr_expect_str_eq(json_string_value(json_object_get(o, "state")), "serving");
     cr_expect_str_eq(json_string_value(json_object_get(o, "instance")), s.instance);
@@ -121,6 +123,73 @@ Test(cbctl, a_suspended_daemon)
     }
     expect_output(&s, 1, "", "the daemon is suspended", SETTINGS("run", "-n", "1", "x"));
     system_signal(&s, SIGCONT);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+/* What status says of batch_invariant, and settings of its effect where it is false. */
+static void expect_invariance(const struct system *s, const char *status)
+{
+    json_t *o = system_cbctl(s, SETTINGS("status"));
+    const char *got = json_string_value(json_object_get(o, "batch_invariant"));
+    cr_expect_str_eq(got, status);
+    json_decref(o);
+    o = system_cbctl(s, SETTINGS("settings", "batch_invariant"));
+    const json_t *row = json_array_get(list_of(o, "settings"), 0);
+    got = json_string_value(json_object_get(row, "effect"));
+    cr_expect(strcmp(status, "true") ? got && !strcmp(got, status) : !got, "the effect is %s", got);
+    json_decref(o);
+}
+
+Test(cbctl, whether_results_depend_on_the_batch)
+{
+    static uint32_t prompt[200];
+    struct system s;
+    struct cb_event event;
+    struct cb_request r;
+    char path[128];
+    uint64_t id;
+    start_null(&s);
+    expect_invariance(&s, "true");
+    system_fini(&s);
+
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--batch_invariant", "false"));
+    expect_invariance(&s, "false, idle: the null model multiplies nothing");
+    system_fini(&s);
+    if (!has_isa("avx2"))
+        return;
+
+    system_init(&s);
+    struct tiny tiny = tiny_default();
+    struct gguf_out *out = tiny_new(&tiny);
+    snprintf(path, sizeof path, "%s/tiny.gguf", s.dir);
+    gguf_out_save(out, path);
+    gguf_out_free(out);
+    system_start(&s, SETTINGS("--model", path, "--batch_invariant", "false", "--isa", "avx2"));
+    json_t *o = system_cbctl(&s, SETTINGS("status"));
+    cr_expect(strstr(json_string_value(json_object_get(o, "batch_invariant")), "false, idle: "));
+    json_decref(o);
+    system_signal(&s, SIGTERM);
+    cr_expect_eq(system_wait(&s), 0);
+
+    system_start(&s,
+                 SETTINGS("--model", path, "--batch_invariant", "false", "--isa", "amx_emulated"));
+    expect_invariance(&s, "false, products of 64 tokens and more are in bf16");
+    struct cb_handle *h = system_open(&s, NULL);
+    for (uint32_t i = 0; i < 200; i++)
+        prompt[i] = 3 + i % 250;
+    cb_request_init(&r);
+    r.ids = prompt;
+    r.n_ids = 200;
+    r.max_new_tokens = 5;
+    r.flags = CB_IGNORE_EOS;
+    cr_assert_eq(cb_submit(h, &r, &id), 0, "%s", cb_message());
+    do
+        cr_assert_eq(cb_wait(h, id, &event, HANG_MS), 1);
+    while (event.type == CB_EVENT_TOKENS);
+    cr_expect_eq(event.status, CB_OK);
+    cb_close(h);
     system_settle(&s);
     system_fini(&s);
 }

@@ -54,7 +54,7 @@ Test(start, bad_settings)
                    SETTINGS("--threads", "257"));
     expect_refusal(&s, 2,
                    "isa is 'mmx'; allowed: "
-                   "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated",
+                   "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated|amx512_emulated",
                    SETTINGS("--isa", "mmx"));
     expect_refusal(&s, 2, "num_blocks is '-1', not a number; allowed: none or 1..16777216 blocks",
                    SETTINGS("--num_blocks", "-1"));

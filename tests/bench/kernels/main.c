@@ -1,10 +1,10 @@
-/* bench_kernels [-l] [-r runs] [-t threads] [-i isa] [-o folder]: this machine's limits (-l: only
+/* bench_kernels [-bl] [-r runs] [-t threads] [-i isa] [-o folder]: this machine's limits (-l: only
  * them), then how near each operator and the whole step come to the one that binds: decode by the
  * number of requests, then by the length of their context. Tables for reading; with -o, limits.csv
  * and operators.csv as well.
  *
  * Every figure is the median of a few runs. The points take turns, so that a slow moment of the
- * machine spoils no single one. Shares are of the best that the machine showed. */
+ * machine spoils no single one. Shares are of the best that the machine showed. With -b results may depend on the batch. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -189,7 +189,7 @@ static void points_write(const struct bench *b)
 
 static int usage(void)
 {
-    fprintf(stderr, "usage: bench_kernels [-l] [-r 1..%d] [-t threads] [-i isa] [-o folder]\n",
+    fprintf(stderr, "usage: bench_kernels [-bl] [-r 1..%d] [-t threads] [-i isa] [-o folder]\n",
             RUNS_MAX);
     return 2;
 }
@@ -197,23 +197,24 @@ static int usage(void)
 int main(int argc, char **argv)
 {
     static struct bench b = {.n_runs = 9};
-    uint32_t n_threads = cores_usable();
+    struct backend_config config = {.n_threads = cores_usable()};
     bool limits_only = false;
     struct backend_caps caps;
-    const char *isa = NULL;
     struct steps *steps;
     struct pool *pool;
     int c;
 
-    while ((c = getopt(argc, argv, "lr:t:i:o:")) != -1) {
-        if (c == 'l')
+    while ((c = getopt(argc, argv, "blr:t:i:o:")) != -1) {
+        if (c == 'b')
+            config.batch_variant = true;
+        else if (c == 'l')
             limits_only = true;
         else if (c == 'r')
             b.n_runs = atoi(optarg);
         else if (c == 't')
-            n_threads = (uint32_t)strtoul(optarg, NULL, 10);
+            config.n_threads = (uint32_t)strtoul(optarg, NULL, 10);
         else if (c == 'i')
-            isa = optarg;
+            config.isa = optarg;
         else if (c == 'o')
             b.folder = optarg;
         else
@@ -222,21 +223,23 @@ int main(int argc, char **argv)
     if (b.n_runs < 1 || b.n_runs > RUNS_MAX || optind < argc)
         return usage();
     kernels_thread_init();
-    if (pool_new(&pool, n_threads, 0)) {
-        fprintf(stderr, "%u threads can't be had\n", n_threads);
+    if (pool_new(&pool, config.n_threads, 0)) {
+        fprintf(stderr, "%u threads can't be had\n", config.n_threads);
         return 1;
     }
     limits_measure(pool, b.limits);
     pool_free(pool);
-    limits_print(&b, n_threads);
+    limits_print(&b, config.n_threads);
     if (limits_only)
         return 0;
 
-    steps = steps_new(n_threads, isa, points, N_POINTS);
+    steps = steps_new(&config, points, N_POINTS);
     steps_caps(steps, &caps);
     points_run(&b, steps);
     steps_free(steps);
     printf("\nisa %s\n", caps.isa);
+    if (caps.bf16_tokens)
+        printf("products of %u tokens and more are in bf16\n", caps.bf16_tokens);
     points_print(&b, 0, N_WIDTHS, "requests at a context of 128, and prefill");
     points_print(&b, N_WIDTHS, N_POINTS, "contexts");
     points_write(&b);

@@ -90,10 +90,9 @@ static uint32_t point_pages(const struct point *p)
     return p->prefill ? 1 : p->n_tokens * (p->n_past / PAGE + 1);
 }
 
-struct steps *steps_new(uint32_t n_threads, const char *isa, const struct point *points,
+struct steps *steps_new(const struct backend_config *config, const struct point *points,
                         int n_points)
 {
-    const struct backend_config config = {.n_threads = n_threads, .isa = isa};
     const struct stream_shape shape = {STEP_TOKENS_MAX, STEP_TOKENS_MAX, STEP_TOKENS_MAX,
                                        N_FFN,           N_VOCAB,         N_HEADS,
                                        HEAD_DIM,        N_CONTEXT};
@@ -107,7 +106,7 @@ struct steps *steps_new(uint32_t n_threads, const char *isa, const struct point 
         if (point_pages(&points[i]) > kv_shape.n_pages)
             kv_shape.n_pages = point_pages(&points[i]);
     }
-    check(backend_cpu.open(&s->b, &config, &why), why ? why : "open");
+    check(backend_cpu.open(&s->b, config, &why), why ? why : "open");
     check(backend_cpu.stream_new(s->b, &s->s, &shape), "stream");
     check(backend_cpu.kv_new(s->b, &s->kv, &kv_shape, &why), why ? why : "kv");
     check(backend_cpu.kv_populate(s->kv, 0, kv_shape.n_pages), "populate");

@@ -23,8 +23,8 @@ struct point {
 
 struct steps;
 
-/* Ready for the given points; ends the program if that can't be had. isa NULL: the best. */
-struct steps *steps_new(uint32_t n_threads, const char *isa, const struct point *points,
+/* Ready for the given points; ends the program if that can't be had. */
+struct steps *steps_new(const struct backend_config *config, const struct point *points,
                         int n_points);
 struct steps *steps_free(struct steps *s);
 void steps_caps(const struct steps *s, struct backend_caps *caps);

@@ -231,7 +231,7 @@ static void run_begin(struct storm *st, uint32_t number, const struct storm_shap
         .path = st->path,
         .backend = "cpu",
         .backend_config = {.n_threads = shape->n_threads,
-                           .isa = isa_level(shape->isa, &why) ? shape->isa : "auto"},
+                           .isa = isa_level(shape->isa, false, &why) ? shape->isa : "auto"},
         .kv_dtype = st->kind.kv_dtype,
         .page_size = shape->page_size,
         .n_blocks = shape->cache_tokens / shape->page_size,

@@ -272,6 +272,7 @@ static void count(struct daemon *d)
                  now.n_prefix_hit_tokens - d->seen.n_prefix_hit_tokens);
     cb_stats_add(page, CB_STAT_prefix_hits, now.n_prefix_hits - d->seen.n_prefix_hits);
     cb_stats_add(page, CB_STAT_soft_resets, now.n_soft_resets - d->seen.n_soft_resets);
+    cb_stats_add(page, CB_STAT_forks, now.n_forks - d->seen.n_forks);
     cb_stats_add(page, CB_STAT_restarts, now.n_restarts - d->seen.n_restarts);
     cb_stats_add(page, CB_STAT_blocks_evicted, now.n_evicted_blocks - d->seen.n_evicted_blocks);
     cb_stats_add(page, CB_STAT_model_ns, now.model_ns - d->seen.model_ns);

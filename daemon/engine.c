@@ -206,25 +206,46 @@ static void look(struct engine *e)
 
 /* ---- requests come and go -------------------------------------------------------------------- */
 
-int engine_submit(struct engine *e, const struct request_spec *spec, struct request **requestp)
+/* Takes one from the pool, where there is one. */
+static struct request *accept(struct engine *e, const struct request_spec *spec,
+                              struct request *parent)
 {
-    uint64_t n_tokens = (uint64_t)spec->n_prompt + spec->max_new_tokens;
-    if (n_tokens > engine_tokens_max(e))
-        return ENGINE_TOO_BIG;
-    if (n_tokens > e->config.max_held_tokens - e->n_held_tokens)
-        return ENGINE_FULL;
     struct request *r = requests_take(e->requests, spec, e->info->n_vocab, clock_now(e->clock));
-    if (!r)
-        return ENGINE_FULL;
-    e->n_held_tokens += n_tokens;
     r->key = cache_key(e->cache, spec->uid, spec->cache_salt, spec->n_cache_salt);
-    scheduler_add(e->scheduler, r);
-    if (spec->deadline_ns != 0 && spec->deadline_ns < e->next_deadline_ns)
-        e->next_deadline_ns = spec->deadline_ns;
+    if (parent)
+        scheduler_add_child(e->scheduler, parent, r);
+    else
+        scheduler_add(e->scheduler, r);
     if (spec->max_new_tokens == 0)
         decide(e, r, FINISH_LENGTH, 0);
-    *requestp = r;
+    return r;
+}
+
+int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32_t n,
+                       void *const *owners, struct request **requests)
+{
+    uint64_t n_tokens = (uint64_t)spec->n_prompt + spec->max_new_tokens;
+    assert(n > 0);
+    if (n_tokens > engine_tokens_max(e))
+        return ENGINE_TOO_BIG;
+    if (n > requests_n_free(e->requests) ||
+        n_tokens > (e->config.max_held_tokens - e->n_held_tokens) / n)
+        return ENGINE_FULL;
+    e->n_held_tokens += n * n_tokens;
+    for (uint32_t i = 0; i < n; i++) {
+        struct request_spec one = *spec;
+        one.owner = owners[i];
+        one.child_idx += i;
+        requests[i] = accept(e, &one, i > 0 ? requests[0] : NULL);
+    }
+    if (spec->deadline_ns != 0 && spec->deadline_ns < e->next_deadline_ns)
+        e->next_deadline_ns = spec->deadline_ns;
     return 0;
+}
+
+int engine_submit(struct engine *e, const struct request_spec *spec, struct request **requestp)
+{
+    return engine_submit_many(e, spec, 1, &spec->owner, requestp);
 }
 
 void engine_cancel(struct engine *e, struct request *r)
@@ -234,15 +255,9 @@ void engine_cancel(struct engine *e, struct request *r)
 
 /* ---- one step -------------------------------------------------------------------------------- */
 
-/* Makes a block ready for its new holder: 0 or a negative errno. Whether it has memory is asked
- * first, for a block whose populating failed was held as well. */
-static int prepare_block(struct engine *e, uint32_t group, uint32_t block_idx)
+/* Backs all sectors up to this one with memory. */
+static int populate_up_to(struct engine *e, uint32_t sector_idx)
 {
-    uint32_t sector_idx = cache_sector_of(e->cache, group, block_idx);
-    if (sector_idx < e->n_populated)
-        return cache_was_used(e->cache, group, block_idx)
-                   ? model_clear_block(e->model, group, block_idx)
-                   : 0;
     while (e->n_populated <= sector_idx) {
         int r = model_populate(e->model, e->n_populated, 1);
         if (r)
@@ -250,6 +265,18 @@ static int prepare_block(struct engine *e, uint32_t group, uint32_t block_idx)
         e->n_populated++;
     }
     return 0;
+}
+
+/* Makes a block ready for its new holder: 0 or a negative errno. Whether it has memory is asked
+ * first, for a block whose populating failed was held as well. */
+static int prepare_block(struct engine *e, uint32_t group, uint32_t block_idx)
+{
+    uint32_t sector_idx = cache_sector_of(e->cache, group, block_idx);
+    if (sector_idx >= e->n_populated)
+        return populate_up_to(e, sector_idx);
+    return cache_was_used(e->cache, group, block_idx)
+               ? model_clear_block(e->model, group, block_idx)
+               : 0;
 }
 
 /* Makes the batch's new blocks ready. Who can't have his ends, and leaves the batch; so does who
@@ -306,6 +333,31 @@ static void take_token(struct engine *e, struct request *r, const struct sample 
     e->sink.token(e->sink.ctx, r, r->owner, index, token, now_ns);
 }
 
+/* Gives a forked child what it does not share with r: 0 or a negative errno. */
+static int copy_blocks(struct engine *e, const struct table *from, const struct table *to)
+{
+    int err = 0;
+    for (uint32_t g = 0; g < e->info->n_groups; g++)
+        for (uint32_t i = to->n_gone[g]; i < to->n_blocks && !err; i++) {
+            if (to->block_idx[g][i] == from->block_idx[g][i])
+                continue;
+            err = populate_up_to(e, cache_sector_of(e->cache, g, to->block_idx[g][i]));
+            if (!err)
+                err = model_copy_block(e->model, g, from->block_idx[g][i], to->block_idx[g][i]);
+        }
+    return err;
+}
+
+/* Those of r's children whose time has come begin where r stands. Who can't be given that computes
+ * it. */
+static void fork_children(struct engine *e, struct request *r, uint64_t now_ns)
+{
+    struct request *child;
+    while ((child = scheduler_fork(e->scheduler, r, now_ns)) != NULL)
+        if (copy_blocks(e, &r->table, &child->table))
+            scheduler_restart(e->scheduler, child);
+}
+
 /* Nothing of the step was computed, not even for those whose end was decided meanwhile. */
 static void fail_batch(struct engine *e)
 {
@@ -337,6 +389,7 @@ static void apply(struct engine *e, int step_error)
         if (r->end.finish != FINISH_NONE || r->phase == REQUEST_WAITING)
             continue;
         scheduler_advance(e->scheduler, entry);
+        fork_children(e, r, now_ns);
         if (entry->yields)
             take_token(e, r, &e->batch->samples[entry->output_idx], now_ns);
     }
@@ -439,6 +492,7 @@ void engine_stats(const struct engine *e, struct engine_stats *stats)
     stats->n_waiting = counts.n_waiting;
     stats->n_soft_resets = counts.n_soft_resets;
     stats->n_restarts = counts.n_restarts;
+    stats->n_forks = counts.n_forks;
     stats->n_prefix_hits = counts.n_hits;
     stats->n_prefix_hit_tokens = counts.n_hit_tokens;
     stats->n_free_blocks = room.n_unheld;

@@ -76,6 +76,12 @@ uint32_t engine_tokens_max(const struct engine *e);
 /* 0, ENGINE_FULL or ENGINE_TOO_BIG; on 0 *requestp is valid until its end was reported. */
 int engine_submit(struct engine *e, const struct request_spec *spec, struct request **requestp);
 
+/* The same for n continuations of one prompt: child i has spec's child_idx plus i and belongs to
+ * owners[i]. The prompt is computed once; then each is a request of its own. All are accepted or
+ * none. */
+int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32_t n,
+                       void *const *owners, struct request **requests);
+
 /* Ends the request at the next step boundary; its end is reported from engine_step. Cancelling
  * twice is fine. */
 void engine_cancel(struct engine *e, struct request *r);
@@ -101,6 +107,7 @@ struct engine_stats {
     uint64_t n_restarts; /* requests computed anew: a row was not finite, theirs or a sharer's */
     uint64_t n_prefix_hits, n_prefix_hit_tokens; /* requests that took blocks over; tokens there */
     uint64_t n_evicted_blocks;
+    uint64_t n_forks; /* continuations that began where their prompt's first one stood */
 };
 void engine_stats(const struct engine *e, struct engine_stats *stats);
 

@@ -37,5 +37,6 @@
     X(prefix_hits,        COUNTER, "requests", "began with tokens found in the cache")            \
     X(restarts,           COUNTER, "requests", "computed anew after a row was not finite")        \
     X(blocks_cached,      GAUGE,   "blocks",   "of the free ones, kept to be found again")        \
-    X(blocks_evicted,     COUNTER, "blocks",   "kept ones given up for want of room")
+    X(blocks_evicted,     COUNTER, "blocks",   "kept ones given up for want of room")             \
+    X(forks,              COUNTER, "requests", "began where the first of their prompt stood")
 /* clang-format on */

@@ -19,7 +19,9 @@ struct fake_model {
                struct sample *samples);
     /* May be NULL: what populate and clear_block return; then they return 0. */
     int (*prepare)(void *ctx, uint32_t block_idx, bool clear); /* of group 0 */
-    const struct step *step;                                   /* in flight */
+    /* May be NULL: what copy_block returns; then it returns 0. */
+    int (*copy)(void *ctx, uint32_t group, uint32_t from_idx, uint32_t to_idx);
+    const struct step *step; /* in flight */
     const struct sample_params *params;
     uint32_t polls_needed; /* polls that answer RUNNING before a step is done */
     uint32_t polls_left;
@@ -48,6 +50,12 @@ static int fake_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
 {
     struct fake_model *f = (struct fake_model *)m;
     return f->prepare && group == 0 ? f->prepare(f->ctx, block_idx, true) : 0;
+}
+
+static int fake_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx)
+{
+    struct fake_model *f = (struct fake_model *)m;
+    return f->copy ? f->copy(f->ctx, group, from_idx, to_idx) : 0;
 }
 
 static int fake_step_submit(struct model *m, const struct step *step,
@@ -80,6 +88,7 @@ static struct fake_model *fake_model_new(uint32_t n_vocab, uint32_t n_blocks, ui
     static const struct model_ops ops = {.free = fake_free,
                                          .populate = fake_populate,
                                          .clear_block = fake_clear_block,
+                                         .copy_block = fake_copy_block,
                                          .step_submit = fake_step_submit,
                                          .step_poll = fake_step_poll};
     struct fake_model *f = calloc(1, sizeof *f);

@@ -142,31 +142,42 @@ static uint32_t n_lacking(const struct cache *c, const struct table *t, uint32_t
     return n > t->n_blocks ? n - t->n_blocks : 0;
 }
 
+/* Whether each group can have so many blocks more, with what is kept given up. */
+static bool have_room(const struct cache *c, const uint32_t *n_blocks)
+{
+    uint32_t n_sectors = 0;
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        uint32_t n_kept = blocks_n_kept(c->blocks[g]);
+        if (n_blocks[g] > n_kept)
+            n_sectors += blocks_sectors_for(c->blocks[g], n_blocks[g] - n_kept);
+    }
+    return n_sectors <= sectors_n_free(c->sectors);
+}
+
 bool cache_has_room(const struct cache *c, struct cache_lack *sum, const struct table *t,
                     uint32_t n_tokens)
 {
-    uint32_t n = n_lacking(c, t, n_tokens), n_sectors = 0;
-    for (uint32_t g = 0; g < c->config.n_groups; g++) {
-        uint32_t n_kept = blocks_n_kept(c->blocks[g]);
-        sum->n_blocks[g] += n;
-        if (sum->n_blocks[g] > n_kept)
-            n_sectors += blocks_sectors_for(c->blocks[g], sum->n_blocks[g] - n_kept);
+    for (uint32_t g = 0; g < c->config.n_groups; g++)
+        sum->n_blocks[g] += n_lacking(c, t, n_tokens);
+    return have_room(c, sum->n_blocks);
+}
+
+/* Takes n blocks of a group; there is room. */
+static void take_blocks(struct cache *c, uint32_t g, uint32_t n, uint32_t *ids)
+{
+    while (c->prefix && blocks_n_free(c->blocks[g]) < n) {
+        prefix_give_up_oldest(c->prefix);
+        c->n_evicted++;
     }
-    return n_sectors <= sectors_n_free(c->sectors);
+    int r = blocks_take(c->blocks[g], n, ids);
+    assert(r == 0);
 }
 
 /* Takes blocks until the table has n_blocks; there is room. */
 static void extend(struct cache *c, struct table *t, uint32_t n_blocks)
 {
-    uint32_t n = n_blocks - t->n_blocks;
-    while (c->prefix && blocks_n_free(c->blocks[0]) < n) {
-        prefix_give_up_oldest(c->prefix);
-        c->n_evicted++;
-    }
-    for (uint32_t g = 0; g < c->config.n_groups; g++) {
-        int r = blocks_take(c->blocks[g], n, t->block_idx[g] + t->n_blocks);
-        assert(r == 0);
-    }
+    for (uint32_t g = 0; g < c->config.n_groups; g++)
+        take_blocks(c, g, n_blocks - t->n_blocks, t->block_idx[g] + t->n_blocks);
     t->n_blocks = n_blocks;
 }
 
@@ -273,6 +284,42 @@ void cache_forget(struct cache *c, const struct table *t, uint32_t first_block)
     if (c->prefix)
         for (uint32_t i = first_block; i < t->n_blocks; i++)
             prefix_forget(c->prefix, t->block_idx[0][i]);
+}
+
+bool cache_prefix_is_found(const struct cache *c, uint32_t n_tokens)
+{
+    return n_tokens == 0 || (c->prefix && n_tokens % c->config.page_size == 0);
+}
+
+/* Fills one row of t from that of `from`. */
+static void fork_row(struct cache *c, uint32_t g, const struct table *from, struct table *t,
+                     uint32_t n_shared)
+{
+    uint32_t *row = t->block_idx[g];
+    for (uint32_t i = 0; i < n_shared; i++) {
+        row[i] = from->block_idx[g][i];
+        if (i >= from->n_gone[g])
+            blocks_ref(c->blocks[g], row[i]);
+    }
+    take_blocks(c, g, from->n_blocks - n_shared, row + n_shared);
+    t->n_gone[g] = from->n_gone[g];
+}
+
+int cache_fork(struct cache *c, const struct table *from, struct table *t, uint32_t n_tokens)
+{
+    uint32_t n_complete = c->config.shares ? n_tokens / c->config.page_size : 0;
+    uint32_t n_shared[SIZING_GROUPS_MAX], n_own[SIZING_GROUPS_MAX];
+    assert(t->n_blocks == 0 && from->n_blocks <= t->max_blocks);
+    for (uint32_t g = 0; g < c->config.n_groups; g++) {
+        n_shared[g] = n_complete > from->n_gone[g] ? n_complete : from->n_gone[g];
+        n_own[g] = from->n_blocks - n_shared[g];
+    }
+    if (!have_room(c, n_own))
+        return CACHE_EXHAUSTED;
+    for (uint32_t g = 0; g < c->config.n_groups; g++)
+        fork_row(c, g, from, t, n_shared[g]);
+    t->n_blocks = from->n_blocks;
+    return 0;
 }
 
 uint32_t cache_first_shared(const struct table *t, const struct table *other, uint32_t first)

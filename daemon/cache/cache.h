@@ -100,6 +100,15 @@ void cache_settle(struct cache *c, struct table *t, const struct prefix_key *key
 /* None of the table's blocks from that one on can be found any more. */
 void cache_forget(struct cache *c, const struct table *t, uint32_t first_block);
 
+/* Whether a request always finds its first n_tokens, if another one with the same ids computed them,
+ * in an earlier step or in the one that it is taken into: they fill blocks that are shared. */
+bool cache_prefix_is_found(const struct cache *c, uint32_t n_tokens);
+
+/* Gives the empty table t what `from` holds: its complete blocks, if blocks are shared at all, and
+ * blocks of its own for the rest, to which that is to be copied. 0, or CACHE_EXHAUSTED with t
+ * empty. n_tokens are computed. */
+int cache_fork(struct cache *c, const struct table *from, struct table *t, uint32_t n_tokens);
+
 /* The first block that both tables hold, at its place from `first` on; a block count of t if there
  * is none. */
 uint32_t cache_first_shared(const struct table *t, const struct table *other, uint32_t first);

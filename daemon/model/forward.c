@@ -430,6 +430,14 @@ static int forward_clear_block(struct model *m, uint32_t group, uint32_t block_i
     return forward_of(m)->ops->kv_clear(forward_of(m)->kv, block_idx);
 }
 
+static int forward_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx)
+{
+    const struct page_copy copy = {.from_page = from_idx, .to_page = to_idx};
+
+    assert(group == 0);
+    return forward_of(m)->ops->kv_copy(forward_of(m)->kv, &copy, 1);
+}
+
 static void forward_free(struct model *m)
 {
     struct forward *f = forward_of(m);
@@ -451,6 +459,7 @@ static const struct model_ops forward_ops = {
     .free = forward_free,
     .populate = forward_populate,
     .clear_block = forward_clear_block,
+    .copy_block = forward_copy_block,
     .step_submit = forward_step_submit,
     .step_poll = forward_step_poll,
 };

@@ -40,6 +40,11 @@ int model_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
     return m->ops->clear_block(m, group, block_idx);
 }
 
+int model_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx)
+{
+    return m->ops->copy_block(m, group, from_idx, to_idx);
+}
+
 int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,
                       uint64_t *ticketp)
 {

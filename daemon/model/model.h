@@ -78,6 +78,9 @@ int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks);
 /* Zeroes what must be zero in a group's block that had another user. */
 int model_clear_block(struct model *m, uint32_t group, uint32_t block_idx);
 
+/* Copies all of a group's block into another one that has memory. */
+int model_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx);
+
 /* Runs one step, which is given as each group sees it, step[n_groups]: samples[i] for output i of
  * the step, by params[i]. The arrays of step and params must stay until poll says done. 0 or a negative errno (the device failed). */
 int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,

@@ -94,6 +94,18 @@ static int null_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
     return 0;
 }
 
+static int null_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx)
+{
+    struct null_model *n = null_of(m);
+    uint32_t n_blocks = m->info.n_blocks, page_size = m->info.page_size;
+    if (group != 0 || from_idx >= n_blocks || to_idx >= n_blocks || !n->populated[from_idx] ||
+        !n->populated[to_idx] || from_idx == to_idx)
+        return -EINVAL;
+    memcpy(n->kv + (size_t)to_idx * page_size, n->kv + (size_t)from_idx * page_size,
+           m->info.block_bytes);
+    return 0;
+}
+
 /* Where position p of a sequence with this table lies. */
 static size_t place_of(const struct null_model *n, const uint32_t *table, uint32_t p)
 {
@@ -230,6 +242,7 @@ static const struct model_ops null_ops = {
     .free = null_free,
     .populate = null_populate,
     .clear_block = null_clear_block,
+    .copy_block = null_copy_block,
     .step_submit = null_step_submit,
     .step_poll = null_step_poll,
 };

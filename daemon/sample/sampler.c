@@ -80,7 +80,7 @@ void sampler_params(const struct sampler *s, const uint32_t *ids, uint32_t n_ids
         .top_k = s->top_k,
         .top_p = s->top_p,
         .seed = s->seed,
-        .child_idx = 0,
+        .child_idx = s->child_idx,
         .token_idx = token_idx,
         .program = s->edits || s->cuts || keeps_ends ? &s->program : NULL,
         .ids = ids,

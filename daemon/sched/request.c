@@ -132,8 +132,11 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
     };
     list_init(&r->link);
     list_init(&r->end_link);
+    list_init(&r->sibling);
+    list_init(&r->children);
     table_init(&r->table, ranges_at(&p->tables, place), p->n_groups, p->blocks_max);
     sampler_init(&r->sampler, spec->temperature, spec->top_k, spec->top_p, spec->seed, n_vocab);
+    r->sampler.child_idx = spec->child_idx;
     memcpy(r->ids, spec->prompt, spec->n_prompt * sizeof *r->ids);
     struct stops_place *stops = ranges_at(&p->stops, place);
     r->stop_ids = stops->stop_ids;
@@ -150,6 +153,7 @@ void requests_release(struct requests *p, struct request *r)
 {
     assert(r->table.n_blocks == 0);
     assert(list_is_empty(&r->link) && list_is_empty(&r->end_link));
+    assert(list_is_empty(&r->sibling) && list_is_empty(&r->children));
     uint32_t place = (uint32_t)(r - p->all);
     ranges_trim(&p->ids, place, r->n_ids * sizeof *r->ids);
     ranges_trim(&p->tables, place, (size_t)p->n_groups * r->n_ids * sizeof(uint32_t));

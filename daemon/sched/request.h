@@ -10,6 +10,9 @@
  * to n_ids. So a soft reset is past = 0 and no blocks: nothing else of a request ever changes back.
  * With blocks that others computed, a request begins with a past above 0.
  *
+ * A request may have children: the same prompt, continued otherwise. They wait for their parent,
+ * which computes all of the prompt but its last id, and begin where it stands then (scheduler.h).
+ *
  * Memory is taken once. Each place in the pool has address space for the longest request; pages are
  * touched only by what is written there, and long requests give theirs back to the system when they
  * end. Engine thread only. */
@@ -58,6 +61,7 @@ struct request_spec {
     const void *cache_salt; /* blocks are shared with all that name it; NULL: within the uid    */
     uint32_t n_cache_salt;  /* bytes                                                            */
     void *owner;            /* the sink's: which lane and slot */
+    uint32_t child_idx;     /* 0, or which continuation of a prompt it is: other draws */
 };
 
 struct request_end {
@@ -72,8 +76,11 @@ struct request_end {
 };
 
 struct request {
-    struct list link;     /* scheduler: waiting or active; pool: free       */
-    struct list end_link; /* engine: those that end at the next boundary    */
+    struct list link;       /* scheduler: waiting or active; pool: free       */
+    struct list end_link;   /* engine: those that end at the next boundary    */
+    struct request *parent; /* NULL, or whom it waits for */
+    struct list sibling;    /* in its parent's children   */
+    struct list children;   /* that wait for it           */
     enum request_phase phase;
 
     uint32_t *ids; /* [n_prompt + max_new_tokens] */

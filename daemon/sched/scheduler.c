@@ -24,7 +24,7 @@ struct scheduler {
     uint32_t n_starved;  /* active requests with starved_tokens != 0             */
     bool admission_shut; /* after a soft reset, until an active request leaves   */
     double ns_per_token; /* of late steps that held prefill; 0: none measured    */
-    uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens;
+    uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens, n_forks;
 };
 
 /* What is left of a step's budgets while a plan is made. */
@@ -76,6 +76,28 @@ void scheduler_add(struct scheduler *s, struct request *r)
     s->n_waiting++;
 }
 
+void scheduler_add_child(struct scheduler *s, struct request *parent, struct request *r)
+{
+    scheduler_add(s, r);
+    if (cache_prefix_is_found(s->cache, parent->n_prompt - 1))
+        return;
+    r->parent = parent;
+    list_append(&parent->children, &r->sibling);
+}
+
+/* The child no longer waits for its parent. */
+static void release_child(struct request *child)
+{
+    child->parent = NULL;
+    list_remove(&child->sibling);
+}
+
+static void release_children(struct request *r)
+{
+    while (!list_is_empty(&r->children))
+        release_child(list_entry(r->children.next, struct request, sibling));
+}
+
 /* An active request leaves the list; whoever waits for that to be admitted may be. */
 static void deactivate(struct scheduler *s, struct request *r)
 {
@@ -87,6 +109,9 @@ static void deactivate(struct scheduler *s, struct request *r)
 
 void scheduler_remove(struct scheduler *s, struct request *r)
 {
+    release_children(r);
+    if (r->parent)
+        release_child(r);
     if (r->phase == REQUEST_WAITING) {
         list_remove(&r->link);
         s->n_waiting--;
@@ -229,12 +254,15 @@ static struct offer offer_to(const struct scheduler *s, const struct budget *lef
                              struct request *r)
 {
     struct offer o = {.past = r->past};
-    if (r->phase == REQUEST_WAITING && !r->is_suspect) {
+    /* Log-probabilities of a prompt come from computing it. */
+    if (r->phase == REQUEST_WAITING && !r->is_suspect && !r->sampler.prompt_logprobs) {
         o.n_found = cache_find(s->cache, &r->key, r->ids, r->n_ids, &r->table);
         o.past = o.n_found * s->config.page_size;
     }
     o.n_reads = cache_reads_of(s->cache, o.past);
-    o.n_tokens = r->n_ids - o.past;
+    /* With children, one short: they begin there. */
+    o.n_tokens = r->n_ids - o.past - !list_is_empty(&r->children);
+    assert(o.n_tokens > 0);
     if (o.n_tokens > left->tokens)
         o.n_tokens = left->tokens;
     if (r->phase != REQUEST_DECODING && o.n_tokens > left->prefill_tokens)
@@ -313,6 +341,8 @@ static void take_blocks_only(struct scheduler *s, struct request *r, const struc
 static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left, struct request *r)
 {
     bool decodes = r->phase == REQUEST_DECODING;
+    if (r->parent)
+        return PASSED_OVER;
     if (left->below_margin && b->n_entries > 0 && !decodes)
         return LIKE_IT_NONE;
     if (left->tokens == 0 || (!decodes && left->prefill_tokens == 0))
@@ -384,6 +414,23 @@ void scheduler_advance(struct scheduler *s, const struct batch_entry *entry)
         cache_settle(s->cache, &r->table, &r->key, r->ids, entry->past, r->past);
 }
 
+struct request *scheduler_fork(struct scheduler *s, struct request *r, uint64_t now_ns)
+{
+    while (!list_is_empty(&r->children) && r->past + 1 == r->n_ids) {
+        struct request *child = list_entry(r->children.next, struct request, sibling);
+        release_child(child);
+        if (child->end.finish != FINISH_NONE ||
+            cache_fork(s->cache, &r->table, &child->table, r->past))
+            continue;
+        child->past = r->past;
+        child->end.n_prefix_hit = r->past;
+        activate(s, child, REQUEST_PREFILLING, now_ns);
+        s->n_forks++;
+        return child;
+    }
+    return NULL;
+}
+
 void scheduler_observe(struct scheduler *s, const struct batch *b, uint64_t model_ns)
 {
     uint32_t n_prefill = 0;
@@ -405,6 +452,7 @@ void scheduler_counts(const struct scheduler *s, struct scheduler_counts *counts
         .n_restarts = s->n_restarts,
         .n_hits = s->n_hits,
         .n_hit_tokens = s->n_hit_tokens,
+        .n_forks = s->n_forks,
     };
 }
 
@@ -436,6 +484,11 @@ static int check_list(const struct scheduler *s, const struct list *head, bool w
         const struct request *r = list_entry(link, struct request, link);
         if ((r->phase == REQUEST_WAITING) != waiting)
             return unclean(whyp, "scheduler: a request is in the wrong list");
+        if (r->parent && (!waiting || list_is_empty(&r->sibling)))
+            return unclean(whyp, "scheduler: a child is active or unknown to its parent");
+        for (const struct list *c = r->children.next; c != &r->children; c = c->next)
+            if (list_entry(c, struct request, sibling)->parent != r)
+                return unclean(whyp, "scheduler: a parent has another's child");
         int err = request_check(r, s->config.page_size, between_steps, whyp);
         if (err)
             return err;

@@ -59,6 +59,13 @@ struct scheduler *scheduler_free(struct scheduler *s); /* NULL is fine; returns 
 /* Puts a WAITING request at the end of the line. */
 void scheduler_add(struct scheduler *s, struct request *r);
 
+/* Puts r behind all, as another child of `parent`, which was just added and has the same prompt.
+ * When the parent has computed its prompt but for the last id, scheduler_fork gives the child what
+ * that left in the cache; until then it waits, unless its parent ends before. Where the prompt but
+ * for the last id ends with a block that can be found, no such help is needed: then r is added as
+ * any other. */
+void scheduler_add_child(struct scheduler *s, struct request *parent, struct request *r);
+
 /* Takes the request out, wherever it stands, and its blocks back; if it ended with an error, nobody
  * finds them any more. Never while it is on the device. */
 void scheduler_remove(struct scheduler *s, struct request *r);
@@ -80,6 +87,11 @@ int scheduler_plan(struct scheduler *s, struct batch *b, uint64_t now_ns, struct
 /* The batch's entry was computed: moves its past, and its complete blocks are shared. */
 void scheduler_advance(struct scheduler *s, const struct batch_entry *entry);
 
+/* After scheduler_advance: the next of r's children for which it is time and room, active behind
+ * all others, with a table that shares r's complete blocks; what r's blocks hold that are not in
+ * both tables is still to be copied. NULL: there is none. Those without room wait on their own. */
+struct request *scheduler_fork(struct scheduler *s, struct request *r, uint64_t now_ns);
+
 /* Says what the model took for a batch: the measure for step_ms_max. */
 void scheduler_observe(struct scheduler *s, const struct batch *b, uint64_t model_ns);
 
@@ -87,6 +99,7 @@ struct scheduler_counts {
     uint32_t n_active, n_waiting;
     uint64_t n_soft_resets, n_restarts;
     uint64_t n_hits, n_hit_tokens; /* requests that took blocks over, tokens in these */
+    uint64_t n_forks;              /* children that began where their parent stood */
 };
 void scheduler_counts(const struct scheduler *s, struct scheduler_counts *counts);
 

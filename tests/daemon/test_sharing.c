@@ -92,6 +92,15 @@ static int model_prepare(void *ctx, uint32_t block_idx, bool clear)
     return block_idx >= g->no_memory_from ? -ENOMEM : 0;
 }
 
+static int model_copy(void *ctx, uint32_t group, uint32_t from_idx, uint32_t to_idx)
+{
+    struct rig *g = ctx;
+    (void)group;
+    cr_assert_lt(to_idx, g->no_memory_from);
+    memcpy(&g->kv[to_idx * PAGE], &g->kv[from_idx * PAGE], PAGE * sizeof *g->kv);
+    return 0;
+}
+
 /* ---- the sink -------------------------------------------------------------------------------- */
 
 static void on_look(void *ctx)
@@ -141,6 +150,7 @@ static void rig_init(struct rig *g, uint32_t max_batch_tokens, uint32_t n_blocks
     g->fake->ctx = g;
     g->fake->run = model_run;
     g->fake->prepare = model_prepare;
+    g->fake->copy = model_copy;
     virtual_clock_init(&g->time, &g->clock);
     cr_assert_eq(engine_new(&g->engine, &config, &g->fake->model, &sink, &g->clock), 0);
 }
@@ -509,6 +519,32 @@ Test(sharing, who_shares_with_one_without_memory_goes_on)
     cr_assert_eq(j[0].end.error, CB_NO_MEMORY);
     check_against_alone(&j[1]);
     check_against_alone(&j[2]);
+    rig_fini(&g);
+}
+
+Test(sharing, a_continuation_without_memory_fails_alone)
+{
+    static struct rig g;
+    static struct job j[3];
+    void *owners[3] = {&j[0], &j[1], &j[2]};
+    struct request *requests[3];
+    rig_init(&g, 128, N_BLOCKS);
+    g.no_memory_from = 9; /* eight for the prompt, one for a child's last block */
+    for (int i = 0; i < 3; i++) {
+        j[i] = job_of(31, 0, 0);
+        j[i].spec = (struct request_spec){.prompt = j[i].prompt,
+                                          .n_prompt = 31,
+                                          .max_new_tokens = 2,
+                                          .top_p = 1,
+                                          .ignore_eos = true};
+    }
+    cr_assert_eq(engine_submit_many(g.engine, &j[0].spec, 3, owners, requests), 0);
+    for (int i = 0; i < 3; i++)
+        j[i].r = requests[i];
+    run_dry(&g);
+    check_against_alone(&j[0]);
+    check_against_alone(&j[1]);
+    cr_assert_eq(j[2].end.error, CB_NO_MEMORY);
     rig_fini(&g);
 }
 

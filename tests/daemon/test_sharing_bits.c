@@ -15,7 +15,7 @@
 #include "tests/util/memory_file.h"
 #include "tests/util/tiny.h"
 
-enum { PAGE = 16, N_BLOCKS = 40, CONTEXT = 160, SEQS_MAX = 8, N_JOBS = 7, N_NEW = 12 };
+enum { PAGE = 16, N_BLOCKS = 40, CONTEXT = 160, SEQS_MAX = 8, N_JOBS = 7, N_NEW = 12, N_FORKS = 3 };
 
 struct job {
     uint32_t prompt[CONTEXT], n_prompt;
@@ -51,6 +51,12 @@ static int prepare(void *ctx, uint32_t block_idx, bool clear)
 {
     struct rig *g = ctx;
     return clear ? model_clear_block(g->real, 0, block_idx) : model_populate(g->real, block_idx, 1);
+}
+
+static int copy(void *ctx, uint32_t group, uint32_t from_idx, uint32_t to_idx)
+{
+    struct rig *g = ctx;
+    return model_copy_block(g->real, group, from_idx, to_idx);
 }
 
 static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
@@ -98,6 +104,7 @@ static void rig_init(struct rig *g, const char *backend, enum dtype kv_dtype, ui
     g->fake->ctx = g;
     g->fake->run = run;
     g->fake->prepare = prepare;
+    g->fake->copy = copy;
     const struct engine_config config = {.max_requests = N_JOBS,
                                          .max_held_tokens = N_JOBS * CONTEXT,
                                          .max_batch_tokens = budget,
@@ -120,18 +127,25 @@ static struct engine_stats rig_fini(struct rig *g)
     return stats;
 }
 
-static void submit(struct rig *g, struct job *j)
+/* n continuations, all of which must get what one gets alone. */
+static void submit(struct rig *g, struct job *jobs, uint32_t n)
 {
+    struct job *j = &jobs[0];
+    struct request *requests[N_FORKS];
+    void *owners[N_FORKS];
     const struct request_spec spec = {.prompt = j->prompt,
                                       .n_prompt = j->n_prompt,
                                       .max_new_tokens = N_NEW,
                                       .ignore_eos = true,
                                       .top_p = 1,
                                       .owner = j};
-    struct request *r;
-    j->n_got = 0;
-    j->has_ended = false;
-    cr_assert_eq(engine_submit(g->engine, &spec, &r), 0);
+    for (uint32_t i = 0; i < n; i++) {
+        jobs[i] = *j;
+        jobs[i].n_got = 0;
+        jobs[i].has_ended = false;
+        owners[i] = &jobs[i];
+    }
+    cr_assert_eq(engine_submit_many(g->engine, &spec, n, owners, requests), 0);
 }
 
 /* Lengths around whole blocks, all alike for a while; two are equal. */
@@ -154,7 +168,7 @@ static struct engine_stats run_together(struct job *jobs, const char *backend, e
     for (uint32_t i = 0; i <= 2 * N_JOBS; i++) {
         for (uint32_t k = 0; k < N_JOBS; k++)
             if (jobs[k].arrives_at == i)
-                submit(&g, &jobs[k]);
+                submit(&g, &jobs[k], 1);
         engine_step(g.engine);
     }
     while (engine_step(g.engine) == 0)
@@ -166,7 +180,7 @@ static void run_alone(struct job *j, const char *backend, enum dtype kv_dtype)
 {
     struct rig g;
     rig_init(&g, backend, kv_dtype, CONTEXT, N_BLOCKS, false);
-    submit(&g, j);
+    submit(&g, j, 1);
     while (engine_step(g.engine) == 0)
         ;
     rig_fini(&g);
@@ -195,6 +209,37 @@ static void compare(const char *backend, enum dtype kv_dtype)
                              jobs[k].n_prefix_hit);
         }
     }
+}
+
+/* Continuations share complete blocks, or none, and have a copy of the rest. */
+static void compare_forks(const char *backend, enum dtype kv_dtype)
+{
+    static const uint32_t budgets[] = {CONTEXT, 7, 16};
+    static struct job alone[N_JOBS], forks[N_FORKS];
+    jobs_init(alone);
+    for (uint32_t k = 0; k < N_JOBS; k++) {
+        run_alone(&alone[k], backend, kv_dtype);
+        for (uint32_t i = 0; i < 6; i++) {
+            struct rig g;
+            rig_init(&g, backend, kv_dtype, budgets[i / 2], N_BLOCKS, i % 2);
+            forks[0] = alone[k];
+            submit(&g, forks, N_FORKS);
+            while (engine_step(g.engine) == 0)
+                ;
+            rig_fini(&g);
+            for (uint32_t c = 0; c < N_FORKS; c++)
+                cr_assert_arr_eq(forks[c].got, alone[k].got, sizeof forks[c].got,
+                                 "budget %u, request %u, child %u", budgets[i / 2], k, c);
+        }
+    }
+}
+
+Test(sharing_bits, nor_can_a_fork)
+{
+    compare_forks("cpu", DTYPE_BF16);
+    compare_forks("cpu", DTYPE_U8);
+    compare_forks("cpu", DTYPE_F32);
+    compare_forks("reference", DTYPE_F32);
 }
 
 Test(sharing_bits, a_hit_cannot_be_told_on_cpu_from_any_keys_and_values)

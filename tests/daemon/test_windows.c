@@ -97,6 +97,14 @@ static int clear(struct model *m, uint32_t group, uint32_t block_idx)
     return 0;
 }
 
+static int copy(void *ctx, uint32_t group, uint32_t from_idx, uint32_t to_idx)
+{
+    struct rig *g = ctx;
+    g->owner[to_idx / g->shape.groups[group].blocks_per_sector] = group + 1;
+    memcpy(&g->ids[group][to_idx * PAGE], &g->ids[group][from_idx * PAGE], PAGE * sizeof(uint32_t));
+    return 0;
+}
+
 /* ---- the rig --------------------------------------------------------------------------------- */
 
 static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
@@ -138,6 +146,7 @@ static void rig_init(struct rig *g, const struct shape *shape)
     g->fake->model.ops = &ops;
     g->fake->ctx = g;
     g->fake->run = run;
+    g->fake->copy = copy;
     g->fake->model.info.n_groups = shape->n_groups;
     memcpy(g->fake->model.info.groups, shape->groups, sizeof shape->groups);
     virtual_clock_init(&g->time, &g->clock);
@@ -319,4 +328,32 @@ Test(windows, nothing_is_taken_over)
         cr_assert_eq(j.end.n_prefix_hit, 0);
     }
     rig_fini(&g);
+}
+
+/* Continuations share what is complete in every group, and slide on their own. */
+Test(windows, continuations_begin_where_their_prompt_ends)
+{
+    static const struct shape shapes[] = {{16, 40, 1, {{1, 8}}}, {16, 60, 2, {{2, 13}, {3, 0}}}};
+    for (size_t i = 0; i < 2; i++)
+        for (uint32_t n_prompt = 30; n_prompt < 40; n_prompt++) {
+            static struct rig g;
+            static struct job jobs[3];
+            void *owners[3] = {&jobs[0], &jobs[1], &jobs[2]};
+            struct request *requests[3];
+            rig_init(&g, &shapes[i]);
+            for (int k = 0; k < 3; k++)
+                jobs[k] = job_of(n_prompt, 30, 3);
+            const struct request_spec spec = {.prompt = jobs[0].prompt,
+                                              .n_prompt = n_prompt,
+                                              .max_new_tokens = 30,
+                                              .top_p = 1,
+                                              .ignore_eos = true};
+            cr_assert_eq(engine_submit_many(g.engine, &spec, 3, owners, requests), 0);
+            for (int k = 0; k < 3; k++)
+                jobs[k].r = requests[k];
+            run_dry(&g, jobs, 3);
+            cr_assert_eq(rig_fini(&g).n_forks, 2);
+            for (int k = 0; k < 3; k++)
+                check_against_alone(&jobs[k], &shapes[i]);
+        }
 }

@@ -75,6 +75,20 @@ Test(scheduler, blocks_that_leaked_make_it_name_the_request_to_give_up)
     bench_fini(&b);
 }
 
+Test(scheduler, who_wants_its_prompt_judged_computes_all_of_it_and_others_find_it)
+{
+    struct bench b;
+    struct request *stuck;
+    bench_init(&b);
+    struct request *r = add(&b, 6, 0), *judged = add(&b, 6, 0), *s = add(&b, 6, 0);
+    judged->sampler.prompt_logprobs = true;
+    cr_assert_eq(scheduler_plan(b.scheduler, b.batch, 1, &stuck), 0);
+    cr_assert_eq(r->past, 0);
+    cr_assert_eq(judged->past, 0);
+    cr_assert_eq(s->past, 4);
+    bench_fini(&b);
+}
+
 Test(scheduler, audit_sees_a_block_in_two_tables)
 {
     struct bench b;

@@ -346,6 +346,7 @@ void clients_request_taken(struct clients *c, struct client_slot *s, struct requ
     assert(!s->request);
     s->request = request;
     s->accepted_ns = now_ns;
+    s->last_token_ns = 0;
     s->n_prompt = n_prompt;
     cl->n_running++;
     cl->quota->use.n_requests++;

@@ -58,6 +58,7 @@ struct client_slot {
     struct client *client;
     struct request *request; /* NULL: none runs */
     uint64_t accepted_ns;
+    uint64_t last_token_ns; /* 0: it has none yet */
     uint32_t slot, n_prompt;
 };
 

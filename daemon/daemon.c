@@ -291,6 +291,26 @@ static void count(struct daemon *d)
     d->seen = now;
 }
 
+/* Where the time of a turn went that had work; `before`: what was seen before it. */
+static void count_time(struct daemon *d, const struct engine_stats *before, uint64_t turn_ns)
+{
+    struct cb_stats_page *page = d->config.stats;
+    uint64_t n_steps = d->seen.n_steps - before->n_steps;
+    uint64_t model_ns = d->seen.model_ns - before->model_ns;
+    uint64_t own_ns = turn_ns > model_ns ? turn_ns - model_ns : 0;
+    uint64_t schedule_ns = d->seen.schedule_ns - before->schedule_ns;
+    uint64_t deliver_ns = d->seen.own_ns - before->own_ns - schedule_ns + d->deliver.flush_ns;
+    uint64_t known_ns = schedule_ns + deliver_ns;
+    cb_stats_add(page, CB_STAT_own_ns, own_ns);
+    cb_stats_add(page, CB_STAT_schedule_ns, schedule_ns);
+    cb_stats_add(page, CB_STAT_deliver_ns, deliver_ns);
+    cb_stats_add(page, CB_STAT_intake_ns, own_ns > known_ns ? own_ns - known_ns : 0);
+    if (n_steps) {
+        cb_stats_observe(page, CB_TIMING_step_model_ns, model_ns / n_steps, n_steps);
+        cb_stats_observe(page, CB_TIMING_step_own_ns, own_ns, 1);
+    }
+}
+
 typedef int (*lane_visit)(struct daemon *d, struct client *cl);
 
 /* Calls visit for every live client; the sum of what it returned. */
@@ -369,7 +389,7 @@ static void go_to_sleep(struct daemon *d)
 void daemon_turn(struct daemon *d)
 {
     uint64_t begun_ns = clock_now(d->config.clock);
-    uint64_t model_ns = d->seen.model_ns;
+    struct engine_stats before = d->seen;
     control_begin_turn(d->control);
     (void)loop_serve(d->config.loop);
     if (d->state == DAEMON_STOPPED)
@@ -380,13 +400,11 @@ void daemon_turn(struct daemon *d)
     count(d);
     if (r != ENGINE_IDLE || more) {
         uint64_t turn_ns = clock_now(d->config.clock) - begun_ns;
-        uint64_t in_model_ns = d->seen.model_ns - model_ns;
         d->step_us += ((double)turn_ns / 1000 - d->step_us) / 16;
         d->idle_since_ns = 0;
+        count_time(d, &before, turn_ns);
         if (r == ENGINE_RUNNING && strcmp(d->config.settings->wait_mode, "spin") != 0)
             (void)loop_sleep(d->config.loop, DEVICE_POLL_NS);
-        cb_stats_add(d->config.stats, CB_STAT_own_ns,
-                     turn_ns > in_model_ns ? turn_ns - in_model_ns : 0);
         return;
     }
     if (d->state == DAEMON_DRAINING && d->seen.n_active + d->seen.n_waiting == 0) {

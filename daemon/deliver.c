@@ -30,13 +30,36 @@ static void deliver_look(void *ctx)
     }
 }
 
+static void flush_gaps(struct deliver *d)
+{
+    if (d->n_gaps)
+        cb_stats_observe(d->stats, CB_TIMING_time_between_tokens_ns, d->gap_ns, d->n_gaps);
+    d->n_gaps = 0;
+}
+
+/* Requests that had a token in the last step wait equally long for this step's: a run of them is
+ * counted as one. */
+static void observe_token(struct deliver *d, struct client_slot *s, uint64_t time_ns)
+{
+    uint64_t gap_ns = time_ns - s->last_token_ns;
+    if (s->last_token_ns == 0) {
+        cb_stats_observe(d->stats, CB_TIMING_time_to_first_token_ns, time_ns - s->accepted_ns, 1);
+    } else {
+        if (gap_ns != d->gap_ns)
+            flush_gaps(d);
+        d->gap_ns = gap_ns;
+        d->n_gaps++;
+    }
+    s->last_token_ns = time_ns;
+}
+
 static void deliver_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
                           uint64_t time_ns)
 {
     struct client_slot *s = owner;
-    (void)ctx;
     (void)r;
     (void)index;
+    observe_token(ctx, s, time_ns);
     if (s->client->lane)
         cb_lane_token(s->client->lane, s->slot, token, time_ns - s->accepted_ns);
 }
@@ -59,12 +82,21 @@ static void count_end(struct deliver *d, const struct client_slot *s, enum finis
     cb_stats_add(d->stats, stat, 1);
 }
 
+static void observe_end(struct deliver *d, const struct client_slot *s,
+                        const struct request_end *end)
+{
+    if (end->started_ns)
+        cb_stats_observe(d->stats, CB_TIMING_request_queued_ns, since(s, end->started_ns), 1);
+    cb_stats_observe(d->stats, CB_TIMING_request_total_ns, since(s, end->ended_ns), 1);
+}
+
 static void deliver_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
 {
     struct deliver *d = ctx;
     struct client_slot *s = owner;
     (void)r;
     count_end(d, s, end->finish);
+    observe_end(d, s, end);
     if (s->client->lane) {
         const struct cb_lane_end lane_end = {
             .state = end->finish == FINISH_ERROR ? CB_SLOT_FAILED
@@ -105,6 +137,8 @@ void deliver_flush(struct deliver *d)
         }
     }
     loop_ring_flush(d->clients->config.loop);
-    d->ring_us += ((double)(clock_now(d->clock) - begun_ns) / 1000 - d->ring_us) / 16;
+    flush_gaps(d);
+    d->flush_ns = clock_now(d->clock) - begun_ns;
+    d->ring_us += ((double)d->flush_ns / 1000 - d->ring_us) / 16;
     cb_stats_set(d->stats, CB_STAT_ring_us_per_step, (uint64_t)d->ring_us);
 }

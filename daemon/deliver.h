@@ -15,7 +15,10 @@ struct deliver {
     struct engine *engine; /* set once it exists */
     struct cb_stats_page *stats;
     const struct clock *clock;
-    double ring_us;               /* average of recent steps */
+    double ring_us;    /* average of recent steps */
+    uint64_t flush_ns; /* how long the last deliver_flush took */
+    uint64_t gap_ns;   /* between tokens, of the last n_gaps; not yet in stats */
+    uint64_t n_gaps;
     uint32_t slots[CB_SLOTS_MAX]; /* scratch of deliver_look */
 };
 

@@ -450,7 +450,10 @@ int engine_step(struct engine *e)
     uint64_t took_ns = clock_now(e->clock) - begin_ns;
     uint64_t in_model_ns = e->stats.model_ns - model_ns;
     in_model_ns -= in_model_ns < on_device_ns ? in_model_ns : on_device_ns;
-    e->stats.own_ns += took_ns > in_model_ns ? took_ns - in_model_ns : 0;
+    uint64_t own_ns = took_ns > in_model_ns ? took_ns - in_model_ns : 0;
+    uint64_t schedule_ns = e->submit_ns > begin_ns ? e->submit_ns - begin_ns : 0;
+    e->stats.own_ns += own_ns;
+    e->stats.schedule_ns += schedule_ns < own_ns ? schedule_ns : own_ns;
     return r;
 }
 

@@ -101,6 +101,7 @@ int engine_populate_some(struct engine *e, size_t bytes);
 struct engine_stats {
     uint64_t n_steps, n_prefill_tokens, n_decode_tokens;
     uint64_t model_ns, own_ns; /* time in the model; everything else in engine_step */
+    uint64_t schedule_ns;      /* of own_ns: until a step was submitted             */
     uint32_t n_active, n_waiting;
     uint32_t n_blocks, n_free_blocks, n_cached_blocks; /* free: held by nobody, cached ones too */
     uint64_t n_soft_resets;

@@ -13,25 +13,37 @@ static const struct cb_stat_row rows[CB_STAT_COUNT] = {
 #undef X
 };
 
+static const struct cb_timing_row timing_rows[CB_TIMING_COUNT] = {
+#define X(name, meaning) [CB_TIMING_##name] = {#name, meaning},
+    CB_HISTOGRAMS_TABLE(X)
+#undef X
+};
+
 void cb_stats_init(struct cb_stats_page *page, const struct cb_stats_boot *boot)
 {
     /* The page may be mapped by others already, so it is written by words, the magic last. */
     struct cb_stats_page head = {.version = CB_STATS_VERSION,
                                  .n_counters = CB_STAT_COUNT,
                                  .counters_off = offsetof(struct cb_stats_page, counters),
+                                 .histograms_off = offsetof(struct cb_stats_page, histograms),
                                  .boot = *boot};
+    const uint32_t lengths[2] = {CB_TIMING_COUNT, CB_HISTOGRAM_BUCKETS};
 
     cb_copy_out(page, &head, offsetof(struct cb_stats_page, counters));
+    cb_copy_out(&page->histograms, lengths, sizeof lengths);
     /* Release: who sees the magic sees the head. */
     cb_store64(&page->magic, CB_STATS_MAGIC, CB_RELEASE);
 }
 
-void cb_stats_add(struct cb_stats_page *page, enum cb_stat stat, uint64_t n)
+static void word_add(cb_atomic64 *word, uint64_t n)
 {
-    cb_atomic64 *word = &page->counters[stat];
-
     /* Relaxed: display only, and this thread is the only writer. */
     cb_store64(word, cb_load64(word, CB_RELAXED) + n, CB_RELAXED);
+}
+
+void cb_stats_add(struct cb_stats_page *page, enum cb_stat stat, uint64_t n)
+{
+    word_add(&page->counters[stat], n);
 }
 
 void cb_stats_set(struct cb_stats_page *page, enum cb_stat stat, uint64_t value)
@@ -46,6 +58,15 @@ uint64_t cb_stats_get(const struct cb_stats_page *page, enum cb_stat stat)
     return cb_load64(&page->counters[stat], CB_RELAXED);
 }
 
+void cb_stats_observe(struct cb_stats_page *page, enum cb_timing timing, uint64_t value_ns,
+                      uint64_t n)
+{
+    struct cb_stats_histogram *h = &page->histograms.each[timing];
+
+    word_add(&h->buckets[cb_histogram_bucket(value_ns)], n);
+    word_add(&h->sum, value_ns * n);
+}
+
 /* Where the head says that counter idx lies; NULL: not in that page. */
 static const cb_atomic64 *counter_at(const struct cb_stats_page *page, uint32_t idx)
 {
@@ -56,6 +77,35 @@ static const cb_atomic64 *counter_at(const struct cb_stats_page *page, uint32_t 
     if (idx >= n)
         return NULL;
     return (const cb_atomic64 *)(const void *)((const unsigned char *)page + off) + idx;
+}
+
+/* Where the head says that histogram idx lies; NULL: not in that page, or not as here. */
+static const struct cb_stats_histogram *histogram_at(const struct cb_stats_page *page, uint32_t idx)
+{
+    const struct cb_stats_histograms *all;
+    uint32_t off, lengths[2];
+
+    cb_copy_in(&off, &page->histograms_off, sizeof off);
+    if (off == 0)
+        return NULL;
+    all = (const struct cb_stats_histograms *)(const void *)((const unsigned char *)page + off);
+    cb_copy_in(lengths, all, sizeof lengths);
+    return idx < lengths[0] && lengths[1] == CB_HISTOGRAM_BUCKETS ? &all->each[idx] : NULL;
+}
+
+/* Whether all that the head says of histograms lies in the page. */
+static int histograms_fit(const struct cb_stats_page *page, size_t bytes)
+{
+    uint32_t off, lengths[2];
+
+    cb_copy_in(&off, &page->histograms_off, sizeof off);
+    if (off == 0)
+        return 1;
+    if (off % 8 || off < offsetof(struct cb_stats_page, counters) || off > bytes ||
+        bytes - off < sizeof lengths)
+        return 0;
+    cb_copy_in(lengths, (const unsigned char *)page + off, sizeof lengths);
+    return lengths[0] <= (bytes - off - sizeof lengths) / 8 / ((uint64_t)lengths[1] + 1);
 }
 
 int cb_stats_attach(const void *page, size_t bytes)
@@ -72,7 +122,7 @@ int cb_stats_attach(const void *page, size_t bytes)
     cb_copy_in(&n, &p->n_counters, sizeof n);
     cb_copy_in(&off, &p->counters_off, sizeof off);
     if (version != CB_STATS_VERSION || off % 8 || off < offsetof(struct cb_stats_page, counters) ||
-        off > bytes || n > (bytes - off) / 8)
+        off > bytes || n > (bytes - off) / 8 || !histograms_fit(p, bytes))
         return -EPROTO;
     return 0;
 }
@@ -100,6 +150,19 @@ uint64_t cb_stats_read(const void *page, enum cb_stat stat)
     return word ? cb_load64(word, CB_RELAXED) : 0;
 }
 
+void cb_stats_histogram(const void *page, enum cb_timing timing, struct cb_histogram *h)
+{
+    const struct cb_stats_histogram *words = histogram_at(page, timing);
+
+    *h = (struct cb_histogram){0};
+    if (!words)
+        return;
+    /* Relaxed: display only. */
+    h->sum = cb_load64(&words->sum, CB_RELAXED);
+    for (unsigned i = 0; i < CB_HISTOGRAM_BUCKETS; i++)
+        h->buckets[i] = cb_load64(&words->buckets[i], CB_RELAXED);
+}
+
 const struct cb_stat_row *cb_stat_row(enum cb_stat stat)
 {
     return &rows[stat];
@@ -112,4 +175,9 @@ int cb_stat_find(const char *name)
             return i;
     }
     return -ENOENT;
+}
+
+const struct cb_timing_row *cb_timing_row(enum cb_timing timing)
+{
+    return &timing_rows[timing];
 }

@@ -1,9 +1,10 @@
 /* shm/stats.h - the STATUS page: what the daemon is and counts, for anyone allowed to map and read.
  *
  * A head (magic, version, how many counters), facts of this boot, then one u64 a counter in the
- * order of stats_table.h. One writer, the daemon's loop; readers load relaxed, for display only:
- * two counters read one after the other need not agree. A reader built with a shorter or longer
- * table reads what both have. */
+ * order of stats_table.h, then the histograms. One writer, the daemon's loop; readers load relaxed,
+ * for display only: two words read one after the other need not agree, and a histogram's count is
+ * what its buckets sum up to, so that it always does. A reader built with shorter or longer tables
+ * reads what both have. */
 #ifndef CB_SHM_STATS_H
 #define CB_SHM_STATS_H
 
@@ -11,6 +12,7 @@
 #include <stdint.h>
 
 #include "shm/atomics.h"
+#include "shm/histogram.h"
 #include "shm/stats_table.h"
 
 enum cb_stat {
@@ -18,6 +20,13 @@ enum cb_stat {
     CB_STATS_TABLE(X)
 #undef X
         CB_STAT_COUNT
+};
+
+enum cb_timing {
+#define X(name, meaning) CB_TIMING_##name,
+    CB_HISTOGRAMS_TABLE(X)
+#undef X
+        CB_TIMING_COUNT
 };
 
 #define CB_STATS_MAGIC   0x3154415453424300ull
@@ -46,10 +55,17 @@ struct cb_stats_page {
     cb_atomic64 magic; /* release, last: what follows is complete */
     uint32_t version;
     uint32_t n_counters;
-    uint32_t counters_off; /* from the page's start */
-    uint32_t reserved;
+    uint32_t counters_off;   /* from the page's start */
+    uint32_t histograms_off; /* likewise; 0: there are none */
     struct cb_stats_boot boot;
     cb_atomic64 counters[CB_STAT_COUNT];
+    struct cb_stats_histograms {
+        uint32_t n_histograms, n_buckets; /* of each */
+        struct cb_stats_histogram {
+            cb_atomic64 sum;
+            cb_atomic64 buckets[CB_HISTOGRAM_BUCKETS];
+        } each[CB_TIMING_COUNT];
+    } histograms;
 };
 
 /* Daemon: fills a fresh, zeroed page of at least sizeof(struct cb_stats_page). The magic is stored
@@ -58,6 +74,9 @@ void cb_stats_init(struct cb_stats_page *page, const struct cb_stats_boot *boot)
 void cb_stats_add(struct cb_stats_page *page, enum cb_stat stat, uint64_t n);
 void cb_stats_set(struct cb_stats_page *page, enum cb_stat stat, uint64_t value);
 uint64_t cb_stats_get(const struct cb_stats_page *page, enum cb_stat stat);
+/* n things took value_ns each. */
+void cb_stats_observe(struct cb_stats_page *page, enum cb_timing timing, uint64_t value_ns,
+                      uint64_t n);
 
 /* Reader: any mapped page of `bytes`, also of another version. 0, or -EPROTO if it is none, and
  * then nothing else may be called. */
@@ -65,6 +84,8 @@ int cb_stats_attach(const void *page, size_t bytes);
 void cb_stats_boot(const void *page, struct cb_stats_boot *boot);
 /* The counter's value; 0 if that daemon does not have it. */
 uint64_t cb_stats_read(const void *page, enum cb_stat stat);
+/* A copy of the histogram; an empty one if that daemon does not have it, or has other buckets. */
+void cb_stats_histogram(const void *page, enum cb_timing timing, struct cb_histogram *h);
 
 struct cb_stat_row {
     const char *name, *unit, *meaning;
@@ -73,5 +94,10 @@ struct cb_stat_row {
 const struct cb_stat_row *cb_stat_row(enum cb_stat stat);
 /* By name: an enum cb_stat, or -ENOENT. */
 int cb_stat_find(const char *name);
+
+struct cb_timing_row {
+    const char *name, *meaning;
+};
+const struct cb_timing_row *cb_timing_row(enum cb_timing timing);
 
 #endif

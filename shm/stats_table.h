@@ -1,4 +1,5 @@
-/* shm/stats_table.h - the counters of the STATUS page, one row each: X(name, kind, unit, meaning).
+/* shm/stats_table.h - the counters and histograms of the STATUS page, one row each.
+ * X(name, kind, unit, meaning), and X(name, meaning) of a histogram, whose values are ns.
  *
  * kind: COUNTER only grows; GAUGE is the present value. A row's place is part of the page: new rows
  * go to the end, none is ever removed. cbctl, the manual and the daemon read this table. */
@@ -38,5 +39,16 @@
     X(restarts,           COUNTER, "requests", "computed anew after a row was not finite")        \
     X(blocks_cached,      GAUGE,   "blocks",   "of the free ones, kept to be found again")        \
     X(blocks_evicted,     COUNTER, "blocks",   "kept ones given up for want of room")             \
-    X(forks,              COUNTER, "requests", "began where the first of their prompt stood")
+    X(forks,              COUNTER, "requests", "began where the first of their prompt stood")       \
+    X(intake_ns,          COUNTER, "ns",       "of own_ns: taking requests, and all the rest")        \
+    X(schedule_ns,        COUNTER, "ns",       "of own_ns: until a step was submitted")               \
+    X(deliver_ns,         COUNTER, "ns",       "of own_ns: handing out a step's tokens, waking clients")
+
+#define CB_HISTOGRAMS_TABLE(X)                                                                    \
+    X(time_to_first_token_ns, "from acceptance to a request's first token")                       \
+    X(time_between_tokens_ns, "from one token of a request to its next")                          \
+    X(request_queued_ns,      "from acceptance to the first step, of those that ended after it")  \
+    X(request_total_ns,       "from acceptance to the end of a request, however it ended")        \
+    X(step_model_ns,          "time in the model, of each step")                                  \
+    X(step_own_ns,            "time in the daemon itself, of each turn with a step")
 /* clang-format on */

@@ -55,6 +55,63 @@ Test(stats, a_page_of_another_length_is_read_as_far_as_both_know)
     cr_assert_eq(cb_stats_read(&page, CB_STAT_paused), 0, "that daemon does not have it");
 }
 
+Test(stats, histograms_are_read_as_they_were_filled)
+{
+    struct cb_histogram h;
+
+    make();
+    cb_stats_observe(&page, CB_TIMING_step_model_ns, 5000, 3);
+    cb_stats_observe(&page, CB_TIMING_step_model_ns, 1, 1);
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), 0);
+    cb_stats_histogram(&page, CB_TIMING_step_model_ns, &h);
+    cr_assert_eq(h.sum, 15001);
+    cr_assert_eq(cb_histogram_count(&h), 4);
+    cr_assert_eq(h.buckets[0], 1);
+    cr_assert_eq(h.buckets[cb_histogram_bucket(5000)], 3);
+    cb_stats_histogram(&page, CB_TIMING_step_own_ns, &h);
+    cr_assert_eq(cb_histogram_count(&h), 0);
+    cr_assert_str_eq(cb_timing_row(CB_TIMING_step_own_ns)->name, "step_own_ns");
+}
+
+Test(stats, a_page_without_these_histograms_is_read_as_empty)
+{
+    struct cb_histogram h;
+
+    make();
+    cb_stats_observe(&page, CB_TIMING_step_own_ns, 5000, 3);
+    page.histograms.n_histograms = CB_TIMING_step_own_ns;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), 0);
+    cb_stats_histogram(&page, CB_TIMING_step_own_ns, &h);
+    cr_assert_eq(cb_histogram_count(&h), 0, "a shorter table");
+    make();
+    page.histograms.n_buckets = CB_HISTOGRAM_BUCKETS - 1;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), 0);
+    cb_stats_histogram(&page, CB_TIMING_step_own_ns, &h);
+    cr_assert_eq(cb_histogram_count(&h), 0, "other buckets");
+    make();
+    page.histograms_off = 0;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), 0);
+    cb_stats_histogram(&page, CB_TIMING_step_own_ns, &h);
+    cr_assert_eq(cb_histogram_count(&h), 0, "an older daemon");
+}
+
+Test(stats, histograms_outside_the_page_are_refused)
+{
+    make();
+    page.histograms_off = (uint32_t)sizeof page;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    make();
+    page.histograms_off += 4;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    page.histograms_off = 8;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    make();
+    page.histograms.n_histograms++;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+    page.histograms.n_histograms = page.histograms.n_buckets = UINT32_MAX;
+    cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
+}
+
 Test(stats, what_is_no_page_is_refused)
 {
     make();
@@ -69,7 +126,7 @@ Test(stats, what_is_no_page_is_refused)
     page.counters_off = 8;
     cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
     make();
-    page.n_counters++;
+    page.n_counters = (uint32_t)((sizeof page - page.counters_off) / 8 + 1);
     cr_assert_eq(cb_stats_attach(&page, sizeof page), -EPROTO);
     make();
     page.version++;

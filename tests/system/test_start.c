@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "daemon/model/model.h"
+#include "shm/stats.h"
 #include "tests/system/crowd.h"
 #include "tests/util/tiny.h"
 
@@ -298,8 +299,10 @@ Test(start, status_names_that_are_taken)
 Test(start, no_room_in_dev_shm)
 {
     struct system s;
+    char size[32]; /* of a STATUS page in whole pages, of which one is taken */
+    snprintf(size, sizeof size, "size=%zu", (sizeof(struct cb_stats_page) + 4095) / 4096 * 4096);
     if (unshare(CLONE_NEWNS) < 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) < 0 ||
-        mount("none", "/dev/shm", "tmpfs", 0, "size=4096") < 0) {
+        mount("none", "/dev/shm", "tmpfs", 0, size) < 0) {
         fprintf(stderr, "skipped: no mount namespace of one's own here\n");
         return;
     }

@@ -145,6 +145,7 @@ endef
 
 $(BUILD)/cbd: $(OBJ)/daemon/main.o $(DAEMON_LIB) $(KERNELS_LIB) $(SHM_LIB)
 	$(link_prog)
+$(BUILD)/cbctl: EXTRA_LIBS := -lncurses -ltinfo -lmicrohttpd
 $(BUILD)/cbctl: $(OBJ)/tools/cbctl.o $(TOOLS_LIB) $(CLIENT_LIB) $(SHM_LIB)
 	$(link_prog)
 $(BUILD)/libcbclient.so: $(call objs,$(CLIENT_SRC) $(SHM_SRC)) client/cbclient.map

@@ -17,6 +17,8 @@ static const struct command {
     const char *help;
 } commands[] = {
     {"status", cmd_status, "what the daemon serves, and its counters"},
+    {"top", cmd_top, "rates, load and latencies, again and again"},
+    {"metrics", cmd_metrics, "Prometheus text; --listen serves it over HTTP"},
     {"run", cmd_run, "send prompts, stream the answers"},
     {"bench", cmd_bench, "measure tokens a second and latencies"},
     {"clients", cmd_admin, "who is connected, and what each holds"},

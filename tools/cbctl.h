@@ -19,6 +19,8 @@ struct cbctl {
 enum { CBCTL_OK = 0, CBCTL_FAILED = 1, CBCTL_USAGE = 2, CBCTL_INTERRUPTED = 130 };
 
 int cmd_status(const struct cbctl *ctl, int argc, char **argv);
+int cmd_top(const struct cbctl *ctl, int argc, char **argv);
+int cmd_metrics(const struct cbctl *ctl, int argc, char **argv);
 int cmd_admin(const struct cbctl *ctl, int argc, char **argv); /* clients, requests, ... */
 int cmd_run(const struct cbctl *ctl, int argc, char **argv);
 int cmd_bench(const struct cbctl *ctl, int argc, char **argv);

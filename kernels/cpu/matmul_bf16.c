@@ -6,8 +6,8 @@
  * Why not in int8 as in matmul_amx.c: there each group of 32 columns has scales of its own. Its tile
  * product fills half of a tile's depth, and must leave the tiles: 16 rows of sums stored, converted,
  * multiplied and added by 3 or 4 vector instructions each. Here the scales are in the weights, and a
- * sum stays in its tile. In cycles, for a group of a panel, with a tile product every 16 cycles, two
- * vector instructions, two loads and a store a cycle:
+ * sum stays in its tile. In cycles, for a group of a panel, counted and not measured, with a tile
+ * product every 16 cycles, two vector instructions, two loads and a store a cycle:
  *     int8   16 tokens:  two products of 8 rows, 16 stores, 64 vector instructions: 34 to 48
  *     bf16   16 tokens:  one product: 16; tiles are loaded meanwhile (below)
  *            a call:     512 weights unpacked, scaled, rounded, interleaved: 80 to 100
@@ -18,10 +18,10 @@
  * without a group's own scales would have 1024: with one scale a row and a token, which is no longer
  * the model that the file holds.)
  *
- * Two panels times two tiles of 16 tokens: four sums of 16 x 16, for four loads of 8 cycles a load
- * port each under four products of 16. A run of groups is unpacked at a time, as long as leaves room
+ * Two panels times two tiles of 16 tokens: four sums of 16 x 16, with four loads of 8 cycles
+ * each beside four products of 16. A run of groups is unpacked at a time, as long as leaves room
  * in the first-level cache for it and for the activations that pass; between runs the sums wait in
- * `out`, which costs a run about 32 loads and stores a block of tokens. */
+ * `out`, which costs a run 64 loads and 64 stores a block of 32 tokens. */
 #include "kernels/cpu/amx.h"
 #include "kernels/cpu/level.h"
 

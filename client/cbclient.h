@@ -63,8 +63,8 @@ extern "C" {
 
 /* ---- what can go wrong ----------------------------------------------------------------------- */
 
-/* 0 is success. -20 to -38 are bad requests: cb_submit gives them where the library sees the fault,
- * else they come in a REJECTED event. -40 to -43 come in an END event whose end is CB_END_ERROR. */
+/* 0 is success. -20 to -39 are bad requests: cb_submit gives them where the library sees the fault,
+ * else they come in a REJECTED event. -40 to -44 come in an END event whose end is CB_END_ERROR. */
 enum cb_status {
     CB_OK = 0,
     CB_BUSY = -1,      /* no free slot, ring entry or arena space now: poll, release, try again */
@@ -100,10 +100,12 @@ enum cb_status {
     CB_DRAINING = -36,
     CB_CHANGED = -37,
     CB_NO_TEMPLATE = -38,
+    CB_BAD_PARAMETER = -39,
     CB_NOT_FINITE = -40,
     CB_DEVICE = -41,
     CB_STOPPED = -42,
     CB_INTERNAL = -43,
+    CB_NOTHING_LEFT = -44,
     CB_BAD_RECORD = -50,
     CB_BAD_SETTING = -51,
     CB_BAD_COMMAND = -52,
@@ -124,6 +126,24 @@ enum cb_limit {
     CB_LIMIT_LANE_POOL = 11,      /* tokens of a lane's results (lane_pool_tokens_max) */
     CB_LIMIT_POOL = 12,           /* tokens of this lane's results (cb_options.pool_bytes) */
     CB_LIMIT_UID_WAITING = 13,    /* prompt tokens of this user (uid_waiting_tokens) */
+};
+
+/* What CB_BAD_PARAMETER is about: its detail[0] is one of these, detail[1] the value: the bits of a
+ * float for 1 to 6, else a number or an id. cb_message and cb_explain say it with its bounds. */
+enum cb_parameter {
+    CB_PARAMETER_MIN_P = 1,
+    CB_PARAMETER_TYPICAL_P = 2,
+    CB_PARAMETER_REPETITION = 3,
+    CB_PARAMETER_PRESENCE = 4,
+    CB_PARAMETER_FREQUENCY = 5,
+    CB_PARAMETER_BIAS = 6,
+    CB_PARAMETER_BIASES = 7,     /* too many */
+    CB_PARAMETER_BIAS_TWICE = 8, /* of one id */
+    CB_PARAMETER_ALLOWED = 9,    /* none, or too many */
+    CB_PARAMETER_BANNED = 10,    /* likewise */
+    CB_PARAMETER_IDS_ORDER = 11, /* of a list in the lane; the library sorts */
+    CB_PARAMETER_ALL_BANNED = 12,
+    CB_PARAMETER_TOP_LOGPROBS = 13,
 };
 
 /* A status in words, with its numbers left out. Never NULL; static. */
@@ -218,10 +238,21 @@ CB_API int cb_info(struct cb_handle *h, struct cb_info *info);
 #define CB_NO_BOS        0x20u /* no begin-of-sequence id in front, even if the model asks for it */
 #define CB_KEEP_STOP     0x40u /* text includes the stop string that ended it */
 #define CB_AUTO_RELEASE  0x80u /* with a handler: released when the handler returns from the end */
+#define CB_LOGPROBS      0x200u /* record the log-probability of each token: cb_logprobs */
+/* Those are of what tokens are chosen from: after everything that the request asks for, and without
+ * temperature and cuts if it is greedy. With this: of the model's logits as they are. */
+#define CB_RAW_LOGPROBS    0x400u
+#define CB_PROMPT_LOGPROBS 0x800u /* of the prompt's tokens, always raw: cb_prompt_logprobs */
 
 struct cb_string {
     const char *bytes;
     size_t n;
+};
+
+/* Added to the logit of an id. */
+struct cb_bias {
+    uint32_t id;
+    float bias; /* -10000 to 10000 */
 };
 
 struct cb_chat_message {
@@ -300,6 +331,28 @@ struct cb_request {
     const char *cache_salt;
     cb_handler_fn *handler; /* NULL: cb_poll and cb_wait take its events; else only cb_dispatch */
     void *handler_arg;
+
+    /* How each token is chosen, in this order: only allowed and no banned ids; bias; penalties; no
+     * n-gram again; no end before min_new_tokens; temperature; and of what is left top_k, top_p,
+     * min_p, typical_p. Greedy requests (temperature 0) take the best after min_new_tokens. */
+    const uint32_t *allowed_ids; /* up to 4096; NULL: all */
+    size_t n_allowed_ids;
+    const uint32_t *banned_ids; /* up to 4096 */
+    size_t n_banned_ids;
+    const struct cb_bias *biases; /* up to 1024 */
+    size_t n_biases;
+    float repetition_penalty; /* 0.001 to 1000: logits of ids in prompt or answer, if positive,
+                                 divided by it, else times it; 1, the default: off */
+    float presence_penalty;   /* -1000 to 1000: subtracted for ids in the answer; 0: off */
+    float frequency_penalty;  /* -1000 to 1000: likewise, times how often; 0: off */
+    uint32_t no_repeat_ngram; /* so many ids in a row, of prompt and answer, come once; 0: off */
+    uint32_t min_new_tokens;  /* the model's end ids, unless CB_IGNORE_EOS, and stop_ids are removed
+                                 until there are so many tokens. Stop strings may end it before */
+    uint32_t first_id;        /* the first token, whatever else; CB_NO_TOKEN, the default: none */
+    float min_p;              /* 0 to 1: keeps what is so probable, the best being 1; 0: off */
+    float typical_p;          /* above 0, to 1: keeps those whose surprise is nearest to the mean,
+                                 until they make up this much; 1, the default: off */
+    uint32_t top_logprobs;    /* 0 to 20: the log-probabilities of so many best tokens too */
 };
 
 static inline void cb_request_init(struct cb_request *request)
@@ -308,13 +361,17 @@ static inline void cb_request_init(struct cb_request *request)
     request->size = sizeof(*request);
     request->max_new_tokens = CB_NO_LIMIT;
     request->top_p = 1.0f;
+    request->repetition_penalty = 1.0f;
+    request->typical_p = 1.0f;
+    request->first_id = CB_NO_TOKEN;
 }
 
 /* Sends a request; *idp gets its id, > 0 and never used again on this handle. Everything given is
  * copied. 0, or the request does not exist and *idp is 0:
  *   CB_BUSY           no slot, ring entry or room for the prompt now
  *   CB_EMPTY_PROMPT CB_BAD_TOKEN CB_TOO_LONG CB_BAD_TEMPERATURE CB_BAD_TOP_P CB_BAD_TOP_K
- *   CB_BAD_STOP CB_BAD_UTF8 CB_BAD_NUL CB_NO_TEMPLATE CB_INVALID
+ *   CB_BAD_STOP CB_BAD_PARAMETER CB_BAD_UTF8 CB_BAD_NUL CB_NO_TEMPLATE CB_INVALID
+ *   CB_VERSION        the daemon is older than what is asked for
  *   CB_LOST CB_CLOSED CB_FORKED CB_NO_MEMORY
  * What only the daemon knows (CB_NO_CAPACITY, CB_QUOTA, CB_DRAINING) comes as a REJECTED event. */
 CB_API int cb_submit(struct cb_handle *h, const struct cb_request *request, uint64_t *idp);
@@ -389,6 +446,23 @@ CB_API int cb_tokens(struct cb_handle *h, uint64_t id, const uint32_t **idsp, si
 /* With CB_TIMES: when each of these tokens was made, in ns since acceptance; likewise in place.
  * CB_INVALID without CB_TIMES. */
 CB_API int cb_times(struct cb_handle *h, uint64_t id, const uint64_t **nsp, size_t *np);
+
+struct cb_top_logprob {
+    uint32_t id; /* CB_NO_TOKEN: fewer tokens were left to choose from */
+    float logprob;
+};
+
+/* With CB_LOGPROBS or top_logprobs: the natural logarithm of each of these tokens' probability, and
+ * *topp [*np][top_logprobs] of the best at its place, the best first; likewise in place. topp may be
+ * NULL; *topp is NULL without top_logprobs. CB_INVALID if neither was asked for. */
+CB_API int cb_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp,
+                       const struct cb_top_logprob **topp, size_t *np);
+
+/* With CB_PROMPT_LOGPROBS: the same of the prompt's tokens, each given those before it; the first
+ * one's is NaN. All are there with the first generated token, or at the end if max_new_tokens is 0;
+ * before, *np is 0. Prompts that are scored are computed whole, whatever is in the cache. */
+CB_API int cb_prompt_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp,
+                              const struct cb_top_logprob **topp, size_t *np);
 
 struct cb_result {
     uint64_t id, user;

@@ -39,6 +39,7 @@ static int send_hello(const struct cb_handle *h, const struct cb_options *option
     struct cb_hello hello = {
         .head = {CB_RECORD_MAGIC, CB_RECORD_HELLO, 0},
         .format_min = CB_FORMAT,
+        .features = CB_FEATURES,
         .format_max = CB_FORMAT,
         .word_size = CB_WORD_SIZE,
         .endian = CB_ENDIAN,
@@ -121,7 +122,7 @@ static int check_welcome(const struct cb_welcome *w)
         return cb_fail_at("WELCOME", CB_BAD_RECORD, 0, 0);
     if (w->format != CB_FORMAT)
         return cb_fail(CB_VERSION);
-    if (w->features) /* none was offered */
+    if (w->features & ~CB_FEATURES) /* these were offered */
         return cb_fail_at("WELCOME's features", CB_BAD_RECORD, 0, 0);
     if (cb_geometry_check(&w->geometry) || w->vocab_bytes > (uint64_t)1 << 40)
         return cb_fail_at("WELCOME's geometry", CB_BAD_RECORD, 0, 0);
@@ -148,6 +149,7 @@ static int attach(struct cb_handle *h, const struct cb_welcome *w, const int fds
 
     h->geometry = w->geometry;
     h->lane_id = w->lane_id;
+    h->features = w->features;
     for (int i = 0; i < N_DESCRIPTORS; i++)
         if (fds[i] < 0)
             return cb_fail_at("WELCOME's descriptors", CB_BAD_RECORD, 0, 0);

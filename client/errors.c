@@ -16,6 +16,7 @@
 #define X(name, number, text) static_assert(name == number, "cbclient.h spells shm/status.h out");
 CB_STATUS_TABLE(X)
 CB_LIMIT_TABLE(X)
+CB_PARAMETER_TABLE(X)
 #undef X
 
 static _Thread_local struct {
@@ -50,17 +51,42 @@ static const char *limit_text(uint32_t limit)
     }
 }
 
-/* The text with each %u, and %r for a limit's name, replaced by the next of detail, cut at
- * bytes. */
+static const char *parameter_text(uint32_t parameter)
+{
+    switch (parameter) {
+#define X(name, number, text) \
+    case name:                \
+        return text;
+        CB_PARAMETER_TABLE(X)
+#undef X
+    default:
+        return "a parameter of another version's is out of bounds";
+    }
+}
+
+/* One number as its place in a text wants it. Returns how many characters that takes. */
+static int put_number(char *out, size_t bytes, char how, uint32_t number)
+{
+    float value;
+    if (how == 'u')
+        return snprintf(out, bytes, "%u", number);
+    if (how == 'r')
+        return snprintf(out, bytes, "%s", limit_text(number));
+    memcpy(&value, &number, sizeof(value));
+    return snprintf(out, bytes, "%g", (double)value);
+}
+
+/* The text with each %u, %f, and %r for a limit's name, replaced by the next of detail, cut at
+ * bytes. %p, which stands alone, is a text that goes on with the detail after its own. */
 static void expand(char *out, size_t bytes, const char *text, const uint32_t *detail)
 {
     size_t n = 0;
     unsigned k = 0;
+    if (!strcmp(text, "%p"))
+        text = parameter_text(detail[k++]);
     while (*text && n + 1 < bytes) {
-        if (text[0] == '%' && (text[1] == 'u' || text[1] == 'r')) {
-            uint32_t number = k < 2 ? detail[k++] : 0;
-            int w = text[1] == 'u' ? snprintf(out + n, bytes - n, "%u", number)
-                                   : snprintf(out + n, bytes - n, "%s", limit_text(number));
+        if (text[0] == '%' && (text[1] == 'u' || text[1] == 'r' || text[1] == 'f')) {
+            int w = put_number(out + n, bytes - n, text[1], k < 2 ? detail[k++] : 0);
             n += (size_t)w < bytes - n ? (size_t)w : bytes - n - 1;
             text += 2;
         } else {
@@ -95,6 +121,8 @@ const char *cb_strerror(int status)
         return "an option or flag is unknown, doubled or malformed";
     case CB_QUOTA:
         return "more of a resource is needed than this user may have";
+    case CB_BAD_PARAMETER:
+        return "a parameter of how tokens are chosen is out of bounds";
     case CB_BAD_PLANES:
         return "these planes are not served by this daemon";
     default:

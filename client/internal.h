@@ -90,6 +90,7 @@ struct cb_handle {
     uint64_t spin_ns;
     struct cb_geometry geometry;
     uint32_t lane_id;
+    uint64_t features; /* agreed: shm/control.h */
     struct cb_segment up, down, vocab_segment;
     struct cb_vocab vocab;
     char *model_name;
@@ -175,6 +176,25 @@ int cb_send_bell(struct cb_handle *h);
 
 /* Likewise; without the lock. If the daemon is gone, marks the handle lost. */
 void cb_ring(struct cb_handle *h);
+
+/* ---- sampling.c ------------------------------------------------------------------------------ */
+
+/* What a request asks of the choice of tokens, checked; lists are sorted copies. */
+struct cb_wishes {
+    struct cb_sampling sampling;
+    bool has_sampling; /* it asks for something */
+    struct cb_logit_bias *biases;
+    uint32_t *allowed_ids, *banned_ids;
+    uint32_t n_biases, n_allowed_ids, n_banned_ids;
+};
+
+/* 0 or a status, kept; either way cb_wishes_fini follows. */
+int cb_wishes_init(struct cb_wishes *w, const struct cb_handle *h,
+                   const struct cb_request *request);
+void cb_wishes_fini(struct cb_wishes *w);
+
+/* The planes of its results (shm/format.h). 0 or a status, kept. */
+int cb_planes_of(const struct cb_handle *h, const struct cb_request *request, uint32_t *planesp);
 
 /* ---- results.c ------------------------------------------------------------------------------- */
 

@@ -375,6 +375,57 @@ int cb_times(struct cb_handle *h, uint64_t id, const uint64_t **nsp, size_t *np)
     return r ? cb_fail(r) : 0;
 }
 
+static_assert(sizeof(struct cb_top_logprob) == sizeof(struct cb_top) &&
+                  offsetof(struct cb_top_logprob, logprob) == offsetof(struct cb_top, logprob),
+              "cbclient.h spells format.h out");
+
+/* Those of generated tokens, or of the prompt's, which are in DOWN. */
+static int logprobs_of(struct cb_handle *h, uint64_t id, bool of_prompt, const float **logprobsp,
+                       const struct cb_top_logprob **topp, size_t *np)
+{
+    struct cb_slot_view view;
+    struct cb_held *q;
+    bool asked = false;
+    int r = cb_enter(h);
+    if (r || !logprobsp || !np)
+        return cb_fail(r ? r : CB_INVALID);
+    *logprobsp = NULL;
+    if (topp)
+        *topp = NULL;
+    *np = 0;
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (q) {
+        asked = q->flags & (of_prompt ? CB_PROMPT_LOGPROBS : CB_LOGPROBS);
+        cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
+        if (asked && q->state != CB_REQUEST_SENT && view.gen == CB_ID_GEN(id)) {
+            *logprobsp = of_prompt ? view.prompt_logprobs : view.logprobs;
+            if (topp)
+                *topp = (const void *)(of_prompt ? view.prompt_top : view.top);
+            *np = !*logprobsp                      ? 0
+                  : of_prompt                      ? view.n_prompt
+                  : q->state == CB_REQUEST_RUNNING ? view.emitted
+                                                   : q->n_seen;
+        }
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (!q)
+        return cb_fail(CB_NOT_FOUND);
+    return asked ? 0 : cb_fail(CB_INVALID);
+}
+
+int cb_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp,
+                const struct cb_top_logprob **topp, size_t *np)
+{
+    return logprobs_of(h, id, false, logprobsp, topp, np);
+}
+
+int cb_prompt_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp,
+                       const struct cb_top_logprob **topp, size_t *np)
+{
+    return logprobs_of(h, id, true, logprobsp, topp, np);
+}
+
 int cb_result(struct cb_handle *h, uint64_t id, struct cb_result *result)
 {
     struct cb_slot_view view;

@@ -17,15 +17,19 @@
 #include "shm/stop.h"
 
 #define STOP_IDS_MAX  64u
-#define OPTIONS_BYTES 4736u /* the largest block that the limits allow */
+#define OPTIONS_BYTES 1024u /* a larger block takes memory of the heap */
 #define FLAGS_KNOWN                                                                          \
     (CB_FINAL_ONLY | CB_IGNORE_EOS | CB_TIMES | CB_HAS_SEED | CB_PARSE_SPECIAL | CB_NO_BOS | \
-     CB_KEEP_STOP | CB_AUTO_RELEASE)
+     CB_KEEP_STOP | CB_AUTO_RELEASE | CB_LOGPROBS | CB_RAW_LOGPROBS | CB_PROMPT_LOGPROBS)
 
-static_assert(OPTIONS_BYTES >= 3 * sizeof(struct cb_option_head) + 4 * STOP_IDS_MAX +
-                                   CB_STOPS_MAX * (4 + CB_STOP_BYTES_MAX) + CB_SALT_MAX,
-              "every allowed option block fits");
-static_assert(OPTIONS_BYTES <= CB_OPTIONS_MAX && STOP_IDS_MAX <= CB_STOP_IDS_MAX, "format 1");
+static_assert(CB_OPTIONS_MAX >= 7 * sizeof(struct cb_option_head) + 4 * STOP_IDS_MAX +
+                                    CB_STOPS_MAX * (4 + CB_STOP_BYTES_MAX) + CB_SALT_MAX +
+                                    sizeof(struct cb_sampling) +
+                                    CB_BIASES_MAX * sizeof(struct cb_logit_bias) +
+                                    2 * CB_IDS_MAX * sizeof(uint32_t),
+              "every block within the limits is allowed");
+static_assert(STOP_IDS_MAX <= CB_STOP_IDS_MAX, "format 1");
+static_assert(CB_NO_TOKEN == CB_NO_ID, "cbclient.h spells format.h out");
 
 struct prepared {
     struct cb_request_entry entry;
@@ -34,13 +38,16 @@ struct prepared {
     uint32_t *own_ids; /* NULL: ids are the caller's */
     struct cb_text *text;
     size_t option_bytes;
-    alignas(8) unsigned char options[OPTIONS_BYTES];
+    unsigned char *options; /* few, or of the heap */
+    alignas(8) unsigned char few[OPTIONS_BYTES];
 };
 
 static void prepared_fini(struct prepared *p)
 {
     free(p->own_ids);
     cb_text_free(p->text);
+    if (p->options != p->few)
+        free(p->options);
 }
 
 /* ---- checking -------------------------------------------------------------------------------- */
@@ -115,27 +122,12 @@ static int prepare_prompt(struct cb_handle *h, struct prepared *p, size_t *np)
     return r;
 }
 
-static int prepare_options(struct cb_handle *h, struct prepared *p)
+/* stops [CB_STOPS_MAX] is for the options to point to. */
+static int prepare_stops(struct cb_handle *h, struct prepared *p,
+                         struct cb_message_options *options, struct cb_message_text *stops)
 {
     const struct cb_request *request = p->request;
-    struct cb_message_text stops[CB_STOPS_MAX];
-    struct cb_message_options options = {
-        .stop_ids = request->stop_ids,
-        .n_stop_ids = (uint32_t)request->n_stop_ids,
-        .stops = stops,
-        .n_stops = (uint32_t)request->n_stops,
-    };
-    int r = 0;
-    p->option_bytes = 0;
-    if (!request->n_stop_ids && !request->n_stops && !request->cache_salt)
-        return 0;
-    if (request->cache_salt) {
-        options.cache_salt.bytes = request->cache_salt;
-        options.cache_salt.n = strnlen(request->cache_salt, CB_SALT_MAX + 1);
-        if (options.cache_salt.n == 0 || options.cache_salt.n > CB_SALT_MAX)
-            return cb_fail_at("cb_request.cache_salt is no word of 1 to 64 bytes", CB_INVALID, 0,
-                              0);
-    }
+    int r;
     if (request->n_stop_ids > STOP_IDS_MAX)
         return cb_fail_with(CB_BAD_STOP, (uint32_t)request->n_stop_ids, STOP_IDS_MAX);
     if (request->n_stops > CB_STOPS_MAX)
@@ -147,10 +139,56 @@ static int prepare_options(struct cb_handle *h, struct prepared *p)
         return r;
     for (size_t i = 0; i < request->n_stops; i++)
         stops[i] = (struct cb_message_text){request->stops[i].bytes, request->stops[i].n};
-    p->option_bytes = cb_message_options_bytes(&options);
-    assert(p->option_bytes <= sizeof(p->options));
-    cb_message_options_build(&options, p->options);
+    options->stop_ids = request->stop_ids;
+    options->n_stop_ids = (uint32_t)request->n_stop_ids;
+    options->stops = stops;
+    options->n_stops = (uint32_t)request->n_stops;
     return 0;
+}
+
+static int prepare_salt(const struct cb_request *request, struct cb_message_options *options)
+{
+    size_t n = request->cache_salt ? strnlen(request->cache_salt, CB_SALT_MAX + 1) : 0;
+    if (request->cache_salt && (n == 0 || n > CB_SALT_MAX))
+        return cb_fail_at("cb_request.cache_salt is no word of 1 to 64 bytes", CB_INVALID, 0, 0);
+    options->cache_salt = (struct cb_message_text){request->cache_salt, n};
+    return 0;
+}
+
+static int build_options(struct prepared *p, const struct cb_message_options *options)
+{
+    p->option_bytes = cb_message_options_bytes(options);
+    assert(p->option_bytes <= CB_OPTIONS_MAX);
+    if (p->option_bytes > sizeof(p->few))
+        p->options = malloc(p->option_bytes);
+    if (!p->options)
+        return cb_fail(CB_NO_MEMORY);
+    cb_message_options_build(options, p->options);
+    return 0;
+}
+
+static int prepare_options(struct cb_handle *h, struct prepared *p)
+{
+    struct cb_message_text stops[CB_STOPS_MAX];
+    struct cb_message_options options = {0};
+    struct cb_wishes wishes;
+    int r = cb_wishes_init(&wishes, h, p->request);
+    if (!r)
+        r = prepare_salt(p->request, &options);
+    if (!r)
+        r = prepare_stops(h, p, &options, stops);
+    if (!r) {
+        options.sampling = wishes.has_sampling ? &wishes.sampling : NULL;
+        options.biases = wishes.biases;
+        options.n_biases = wishes.n_biases;
+        options.allowed_ids = wishes.allowed_ids;
+        options.n_allowed_ids = wishes.n_allowed_ids;
+        options.banned_ids = wishes.banned_ids;
+        options.n_banned_ids = wishes.n_banned_ids;
+        r = build_options(p, &options);
+    }
+    cb_wishes_fini(&wishes);
+    return r;
 }
 
 static int prepare(struct cb_handle *h, const struct cb_request *request, struct prepared *p)
@@ -160,6 +198,8 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
     int r;
     p->own_ids = NULL;
     p->text = NULL;
+    p->options = p->few;
+    p->option_bytes = 0;
     p->request = request;
     if (request->size != sizeof(*request))
         return cb_fail_at("cb_request.size; use cb_request_init", CB_INVALID, 0, 0);
@@ -172,16 +212,18 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
         r = check_ids(p->ids, n, h->geometry.n_vocab);
     if (!r)
         r = prepare_options(h, p);
+    cb_message_init(e);
+    if (!r)
+        r = cb_planes_of(h, request, &e->planes);
     if (r)
         return r;
 
-    cb_message_init(e);
     if (request->flags & CB_FINAL_ONLY)
         e->flags |= CB_FLAG_FINAL_ONLY;
     if (request->flags & CB_IGNORE_EOS)
         e->flags |= CB_FLAG_IGNORE_EOS;
-    if (request->flags & CB_TIMES)
-        e->planes |= CB_PLANE_TIMES;
+    if (request->flags & CB_RAW_LOGPROBS)
+        e->flags |= CB_FLAG_RAW_LOGPROBS;
     e->n_prompt = (uint32_t)n;
     e->opt_len = (uint32_t)p->option_bytes;
     e->temperature = request->temperature;
@@ -229,7 +271,7 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_
     id = wraps << 36 | (uint64_t)p->entry.gen << 12 | p->entry.slot;
     q->last_id = id;
     q->state = CB_REQUEST_SENT;
-    q->flags = request->flags;
+    q->flags = request->flags | (request->top_logprobs ? CB_LOGPROBS : 0);
     q->abandoned = q->told = q->busy = q->listed = false;
     q->has_arena = true;
     q->arena_off = arena_off;

@@ -231,6 +231,7 @@ int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hell
     for (uint32_t i = 0; i < g->n_slots; i++)
         cl->slots[i] = (struct client_slot){.client = cl, .slot = i};
     cl->wake = hello->wake;
+    cl->features = hello->features & CB_FEATURES;
     cl->bytes = bytes;
     cl->state = CLIENT_WELCOMED;
     cl->quota->use.n_lanes++;

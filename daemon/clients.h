@@ -77,7 +77,8 @@ struct client {
     struct cb_segment up, down, record;
     struct client_slot *slots; /* [geometry.n_slots], in record */
     struct cb_geometry geometry;
-    uint32_t wake; /* enum cb_wake */
+    uint32_t wake;     /* enum cb_wake                         */
+    uint64_t features; /* agreed: of what shm/control.h offers */
     uint32_t n_running;
     int guard;       /* of up (daemon/guard.h) */
     uint64_t bytes;  /* charged */

@@ -171,6 +171,7 @@ static bool send_welcome(struct control *c, const struct client *cl, const int f
 {
     const struct clients_config *config = &c->config.clients->config;
     struct cb_welcome welcome = {
+        .features = cl->features,
         .head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_WELCOME},
         .format = CB_FORMAT,
         .lane_id = cl->lane_id,

@@ -64,6 +64,27 @@ static void deliver_token(void *ctx, struct request *r, void *owner, uint32_t in
         cb_lane_token(s->client->lane, s->slot, token, time_ns - s->accepted_ns);
 }
 
+static_assert(SAMPLE_BEST_MAX == CB_TOPK_MAX && SAMPLE_NO_ID == CB_NO_ID,
+              "the lane tells what the operator says");
+
+static void deliver_logprobs(void *ctx, struct request *r, void *owner, bool of_prompt,
+                             uint32_t index, const struct engine_logprobs *l)
+{
+    const struct client_slot *s = owner;
+    struct cb_top top[CB_TOPK_MAX];
+    const struct cb_lane_logprobs told = {.logprob = l->logprob, .top = top, .n_top = l->n_best};
+    (void)ctx;
+    (void)r;
+    if (!s->client->lane)
+        return;
+    for (uint32_t i = 0; i < l->n_best; i++)
+        top[i] = (struct cb_top){.id = l->best[i].id, .logprob = l->best[i].logprob};
+    if (of_prompt)
+        cb_lane_prompt_logprobs(s->client->lane, s->slot, index, &told);
+    else
+        cb_lane_logprobs(s->client->lane, s->slot, &told);
+}
+
 /* A moment of the engine's clock as the client is told it. */
 static uint64_t since(const struct client_slot *s, uint64_t at_ns)
 {
@@ -120,8 +141,11 @@ static void deliver_end(void *ctx, struct request *r, void *owner, const struct 
 
 struct engine_sink deliver_sink(struct deliver *d)
 {
-    return (struct engine_sink){
-        .ctx = d, .look = deliver_look, .token = deliver_token, .end = deliver_end};
+    return (struct engine_sink){.ctx = d,
+                                .look = deliver_look,
+                                .logprobs = deliver_logprobs,
+                                .token = deliver_token,
+                                .end = deliver_end};
 }
 
 void deliver_flush(struct deliver *d)

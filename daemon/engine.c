@@ -210,13 +210,15 @@ static void look(struct engine *e)
 static struct request *accept(struct engine *e, const struct request_spec *spec,
                               struct request *parent)
 {
-    struct request *r = requests_take(e->requests, spec, e->info->n_vocab, clock_now(e->clock));
+    const struct request_vocab vocab = {
+        .n_vocab = e->info->n_vocab, .eos = e->info->eos, .n_eos = e->info->n_eos};
+    struct request *r = requests_take(e->requests, spec, &vocab, clock_now(e->clock));
     r->key = cache_key(e->cache, spec->uid, spec->cache_salt, spec->n_cache_salt);
     if (parent)
         scheduler_add_child(e->scheduler, parent, r);
     else
         scheduler_add(e->scheduler, r);
-    if (spec->max_new_tokens == 0)
+    if (spec->max_new_tokens == 0 && !request_scores(r))
         decide(e, r, FINISH_LENGTH, 0);
     return r;
 }
@@ -312,20 +314,55 @@ static void refuse_row(struct engine *e, struct request *r, int why)
         r->is_suspect = true;
         scheduler_restart(e->scheduler, r);
     } else {
-        decide(e, r, FINISH_ERROR, why == SAMPLER_NOT_FINITE ? CB_NOT_FINITE : CB_DEVICE);
+        decide(e, r, FINISH_ERROR,
+               why == SAMPLER_NOT_FINITE     ? CB_NOT_FINITE
+               : why == SAMPLER_NOTHING_LEFT ? CB_NOTHING_LEFT
+                                             : CB_DEVICE);
     }
 }
 
+/* Hands out what output output_idx says of a token's probability, if that was asked for. */
+static void tell_logprobs(struct engine *e, struct request *r, bool of_prompt, uint32_t index,
+                          uint32_t output_idx)
+{
+    const struct sample_params *params = &e->batch->params[output_idx];
+    const struct engine_logprobs l = {.logprob = e->batch->samples[output_idx].logprob,
+                                      .best = params->best,
+                                      .n_best = params->n_best};
+    if (params->logprobs != SAMPLE_NO_LOGPROBS && e->sink.logprobs)
+        e->sink.logprobs(e->sink.ctx, r, r->owner, of_prompt, index, &l);
+}
+
+/* Hands out the log-probabilities of a part of the prompt: whether the rows made sense. */
+static bool take_scores(struct engine *e, struct request *r, const struct batch_entry *entry)
+{
+    for (uint32_t i = 0; i < entry->n_scores; i++) {
+        uint32_t output_idx = entry->score_output_idx + i, token;
+        int why = sampler_token(&e->batch->samples[output_idx], e->info->n_vocab, &token);
+        if (why) {
+            refuse_row(e, r, why);
+            return false;
+        }
+        tell_logprobs(e, r, true, entry->score_idx + i, output_idx);
+        r->n_scored = entry->score_idx + i + 1;
+    }
+    return true;
+}
+
 /* Hands out the token that an entry yielded and sees whether the request ends with it. */
-static void take_token(struct engine *e, struct request *r, const struct sample *sample,
-                       uint64_t now_ns)
+static void take_token(struct engine *e, struct request *r, uint32_t output_idx, uint64_t now_ns)
 {
     uint32_t token, n_text;
-    int r_sample = sampler_token(sample, e->info->n_vocab, &token);
+    int r_sample = sampler_token(&e->batch->samples[output_idx], e->info->n_vocab, &token);
     if (r_sample) {
         refuse_row(e, r, r_sample);
         return;
     }
+    if (r->max_new_tokens == 0) { /* only its prompt was wanted */
+        decide(e, r, FINISH_LENGTH, 0);
+        return;
+    }
+    tell_logprobs(e, r, false, request_n_generated(r), output_idx);
     const uint8_t *text = cb_vocab_text(e->vocab, token, &n_text);
     uint32_t index = request_n_generated(r);
     if (request_append(r, token, e->info->eos, e->info->n_eos, text, n_text, now_ns))
@@ -390,8 +427,8 @@ static void apply(struct engine *e, int step_error)
             continue;
         scheduler_advance(e->scheduler, entry);
         fork_children(e, r, now_ns);
-        if (entry->yields)
-            take_token(e, r, &e->batch->samples[entry->output_idx], now_ns);
+        if (take_scores(e, r, entry) && entry->yields)
+            take_token(e, r, entry->output_idx, now_ns);
     }
 }
 

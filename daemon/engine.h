@@ -22,12 +22,23 @@ struct engine;
 struct batch; /* daemon/sched/batch.h */
 struct clock; /* daemon/base/clock.h  */
 
+struct engine_logprobs {
+    float logprob;
+    const struct sample_best *best; /* [n_best] dies with the callback's return */
+    uint32_t n_best;
+};
+
 /* A callback may call engine_submit and engine_cancel, nothing else of the engine. */
 struct engine_sink {
     void *ctx;
     /* Looks for cancels (lanes' cancel words) and calls engine_cancel for them. Called before a
      * step is scheduled and again before its results are applied. NULL: nobody looks. */
     void (*look)(void *ctx);
+    /* The log-probabilities of token `index` of the request, before it is told; or of token `index`
+     * of its prompt, from 1 on, all of them before its first token or its end. Where asked for.
+     * NULL: nobody wants them. */
+    void (*logprobs)(void *ctx, struct request *r, void *owner, bool of_prompt, uint32_t index,
+                     const struct engine_logprobs *l);
     /* Token `index` (from 0) of the request was made, at time_ns. */
     void (*token)(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
                   uint64_t time_ns);

@@ -1,5 +1,5 @@
-/* Cost is counted in work: an entry is one unit and each 64 ids of its prompt another, which is
- * about what copying and checking them takes. A uid's round is QUANTUM units; what it did not use
+/* Cost is counted in work: an entry is one unit and each 64 ids of its prompt and its options
+ * another, which is about what copying and checking them takes. A uid's round is QUANTUM units; what it did not use
  * is not saved up, what it used too much (the last prompt may be long) it owes in the next
  * round. */
 #include "daemon/intake.h"
@@ -21,6 +21,7 @@ struct intake {
     uint32_t *prompt;  /* [n_context] the copy of one prompt                  */
     uint64_t *options; /* CB_OPTIONS_MAX bytes: the copy of one option block  */
     struct cb_message_parsed parsed;
+    struct sample_bias biases[CB_BIASES_MAX];
     uint32_t n_waiting; /* in the engine, about: counted up by what this pass added */
     bool refuses;
 };
@@ -67,6 +68,7 @@ static int entry_check(const struct intake *i, const struct client *cl,
         .n_slots = cl->geometry.n_slots,
         .n_vocab = i->config.n_vocab,
         .n_context = i->config.n_context,
+        .features = cl->features,
     };
     bool is_open = entry->max_new_tokens == CB_NO_LIMIT;
     if (i->refuses)
@@ -77,6 +79,8 @@ static int entry_check(const struct intake *i, const struct client *cl,
     uint32_t most = engine_tokens_max(i->config.engine);
     if (is_open && entry->n_prompt < most && entry->max_new_tokens > most - entry->n_prompt)
         entry->max_new_tokens = most - entry->n_prompt;
+    if (is_open && entry->max_new_tokens > cb_lane_tokens_max(cl->lane, entry))
+        entry->max_new_tokens = cb_lane_tokens_max(cl->lane, entry);
     uint64_t n_tokens = (uint64_t)entry->n_prompt + entry->max_new_tokens;
     if (n_tokens > most) {
         uint32_t page = i->config.page_size;
@@ -114,15 +118,44 @@ static int bodies_check(struct intake *i, const struct client *cl,
     int status = cb_message_check_ids(i->prompt, entry->n_prompt, i->config.n_vocab, detail);
     if (status)
         return status;
-    i->parsed.n_stop_ids = 0;
-    i->parsed.stops.n_stops = 0;
-    i->parsed.n_cache_salt = 0;
-    if (entry->opt_len == 0)
+    if (entry->opt_len == 0) {
+        cb_message_parsed_init(&i->parsed);
         return 0;
+    }
     if (cb_lane_copy_arena(cl->lane, entry->opt_off, entry->opt_len, i->options))
         return CB_BAD_BOUNDS;
     return cb_message_parse_options(i->options, entry->opt_len, i->config.n_vocab, &i->parsed,
                                     detail);
+}
+
+/* What the copies ask for beside the entry's own fields. */
+static struct sampler_wishes wishes_of(struct intake *i, const struct cb_request_entry *entry)
+{
+    const struct cb_sampling *s = &i->parsed.sampling;
+    for (uint32_t k = 0; k < i->parsed.n_biases; k++)
+        i->biases[k] =
+            (struct sample_bias){.id = i->parsed.biases[k].id, .bias = i->parsed.biases[k].bias};
+    return (struct sampler_wishes){
+        .min_p = s->min_p,
+        .typical_p = s->typical_p,
+        .repetition_penalty = s->repetition_penalty,
+        .presence_penalty = s->presence_penalty,
+        .frequency_penalty = s->frequency_penalty,
+        .no_repeat_ngram = s->no_repeat_ngram,
+        .min_new_tokens = s->min_new_tokens,
+        .first_id = s->first_id,
+        .biases = i->biases,
+        .n_biases = i->parsed.n_biases,
+        .allowed = i->parsed.allowed_ids,
+        .n_allowed = i->parsed.n_allowed_ids,
+        .banned = i->parsed.banned_ids,
+        .n_banned = i->parsed.n_banned_ids,
+        .logprobs = !(entry->planes & CB_PLANE_LOGPROBS)  ? SAMPLE_NO_LOGPROBS
+                    : entry->flags & CB_FLAG_RAW_LOGPROBS ? SAMPLE_RAW
+                                                          : SAMPLE_PROCESSED,
+        .n_best = cb_planes_k(entry->planes),
+        .prompt_logprobs = entry->planes & CB_PLANE_PROMPT,
+    };
 }
 
 /* Hands the copies to the engine: 0, CB_LANE_WAITS, or a negative cb_status. */
@@ -132,6 +165,7 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
     uint64_t now = clock_now(i->config.clock);
     struct client_slot *slot = &cl->slots[entry->slot];
     struct request *request;
+    const struct sampler_wishes wishes = wishes_of(i, entry);
     const struct request_spec spec = {
         .prompt = i->prompt,
         .n_prompt = entry->n_prompt,
@@ -144,6 +178,7 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
         .top_k = entry->top_k,
         .top_p = entry->top_p,
         .seed = entry->seed,
+        .wishes = &wishes,
         .deadline_ns = entry->deadline_ns == 0                 ? 0
                        : entry->deadline_ns > UINT64_MAX - now ? UINT64_MAX
                                                                : now + entry->deadline_ns,
@@ -198,7 +233,7 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
     if (r == 0)
         r = quota_allows(i, cl, &entry, detail);
     if (r == 0) {
-        *units += entry.n_prompt / IDS_A_UNIT;
+        *units += (entry.n_prompt + entry.opt_len / sizeof(uint32_t)) / IDS_A_UNIT;
         r = bodies_check(i, cl, &entry, detail);
     }
     if (r == 0)

@@ -44,10 +44,13 @@ struct cb_record_head {
 /* How the client wants to be woken: a futex on `bell`, or a BELL record. */
 enum cb_wake { CB_WAKE_FUTEX = 0, CB_WAKE_SOCKET = 1 };
 
-/* hello.features, welcome.features; none is offered by this version. */
-#define CB_FEATURE_RESUME 0x1ull
-#define CB_FEATURE_NAMED  0x2ull
-#define CB_FEATURES_MUST  0xffffffff00000000ull
+/* hello.features, welcome.features: what is offered, and what of it is agreed. */
+#define CB_FEATURE_RESUME   0x1ull /* not of this version */
+#define CB_FEATURE_NAMED    0x2ull /* likewise */
+#define CB_FEATURE_SAMPLING 0x4ull /* options of requests: format.h */
+#define CB_FEATURE_LOGPROBS 0x8ull /* planes of results */
+#define CB_FEATURES         (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS)
+#define CB_FEATURES_MUST    0xffffffff00000000ull
 
 struct cb_hello {
     struct cb_record_head head;

@@ -37,10 +37,12 @@
 #define CB_NO_LIMIT     0xffffffffu /* request.max_new_tokens: as much as the context holds */
 #define CB_GEN_MASK     0x00ffffffu /* generations are 24 bits, never 0 */
 #define CB_SLOTS_MAX    4096u
-#define CB_OPTIONS_MAX  16384u /* bytes of one option block */
+#define CB_OPTIONS_MAX  49152u /* bytes of one option block: every list at its longest */
 #define CB_STOP_IDS_MAX 64u
 #define CB_BIASES_MAX   1024u
 #define CB_IDS_MAX      4096u /* allowed ids, and banned ones */
+#define CB_TOPK_MAX     20u
+#define CB_NO_ID        0xffffffffu
 #define CB_NAME_MAX     64u
 #define CB_SALT_MAX     64u /* bytes of a cache salt */
 
@@ -82,18 +84,35 @@ static inline uint32_t cb_generation_next(uint32_t gen)
 enum cb_op { CB_OP_GENERATE = 1 };
 
 /* request.flags: the low half must be understood, the high half may be ignored. */
-#define CB_FLAG_FINAL_ONLY  0x00000001u /* no TOKENS entries: only ACCEPTED and the end */
-#define CB_FLAG_IGNORE_EOS  0x00000002u /* an end-of-sequence id does not end it */
-#define CB_FLAGS_UNDERSTOOD 0x00000003u
-#define CB_FLAGS_MUST       0x0000ffffu
+#define CB_FLAG_FINAL_ONLY   0x00000001u /* no TOKENS entries: only ACCEPTED and the end */
+#define CB_FLAG_IGNORE_EOS   0x00000002u /* an end-of-sequence id does not end it */
+#define CB_FLAG_RAW_LOGPROBS 0x00000004u /* of logits as they are, not as they are drawn from */
+#define CB_FLAGS_UNDERSTOOD  0x00000007u
+#define CB_FLAGS_MUST        0x0000ffffu
 
-/* request.planes: low 16 bits a mask; high 16 bits k of CB_PLANE_TOPK. */
-#define CB_PLANE_TIMES       0x0001u /* u64 a token: ns since acceptance */
-#define CB_PLANE_LOGPROBS    0x0002u /* reserved in format 1: f32 a token */
-#define CB_PLANE_TOPK        0x0004u /* reserved: k x (u32 id, f32) a token */
-#define CB_PLANE_EPOCHS      0x0008u /* reserved: u32 a token */
-#define CB_PLANE_PROMPT      0x0010u /* reserved: f32 a prompt token */
-#define CB_PLANES_UNDERSTOOD 0x0001u
+/* request.planes: low 16 bits a mask; high 16 bits k of CB_PLANE_TOPK, which goes with LOGPROBS.
+ * Those but TIMES need CB_FEATURE_LOGPROBS. */
+#define CB_PLANE_TIMES    0x0001u /* u64 a token: ns since acceptance */
+#define CB_PLANE_LOGPROBS 0x0002u /* f32 a token: its natural log-probability */
+#define CB_PLANE_TOPK     0x0004u /* k x struct cb_top a token: the best, k 1 to CB_TOPK_MAX */
+#define CB_PLANE_EPOCHS   0x0008u /* reserved in format 1: u32 a token */
+/* f32 a prompt token, of raw logits, NaN for the first; with TOPK behind these, at the next multiple
+ * of 8, k x struct cb_top a prompt token. All are there once a token is, or the request has FINISHED
+ * with a limit of 0. */
+#define CB_PLANE_PROMPT      0x0010u
+#define CB_PLANES_UNDERSTOOD 0x0017u
+
+static inline uint32_t cb_planes_k(uint32_t planes)
+{
+    return planes & CB_PLANE_TOPK ? planes >> 16 : 0;
+}
+
+/* CB_NO_ID: fewer tokens are left to choose from. */
+struct cb_top {
+    uint32_t id;
+    float logprob;
+};
+static_assert(sizeof(struct cb_top) == 8, "format 1");
 
 /* client; plain, ordered by req_sent. The daemon copies it once by relaxed words. */
 struct cb_request_entry {
@@ -138,7 +157,29 @@ static_assert(sizeof(struct cb_option_head) == 8, "format 1");
 #define CB_OPTION_STOP_IDS     (CB_OPTION_MUST | 1u)  /* u32 ids */
 #define CB_OPTION_STOP_STRINGS (CB_OPTION_MUST | 2u)  /* each: u32 bytes, the bytes, zeros to 4 */
 #define CB_OPTION_CACHE_SALT   (CB_OPTION_MUST | 16u) /* 1 to CB_SALT_MAX bytes, any */
-#define CB_OPTION_RESUME       (CB_OPTION_MUST | 3u)  /* feature resume: child index, fingerprint */
+#define CB_OPTION_SAMPLING     (CB_OPTION_MUST | 17u) /* struct cb_sampling */
+#define CB_OPTION_BIASES       (CB_OPTION_MUST | 18u) /* struct cb_logit_bias, ids ascending */
+#define CB_OPTION_ALLOWED_IDS  (CB_OPTION_MUST | 19u) /* u32 ids, ascending: no others */
+#define CB_OPTION_BANNED_IDS   (CB_OPTION_MUST | 20u) /* u32 ids, ascending */
+
+/* Feature CB_FEATURE_SAMPLING: the options 17 to 20. Bounds are in sampling.h. */
+struct cb_sampling {
+    float min_p;                               /* 0: off */
+    float typical_p;                           /* 1: off */
+    float repetition_penalty;                  /* 1: off */
+    float presence_penalty, frequency_penalty; /* 0: off */
+    uint32_t no_repeat_ngram;                  /* 0: off */
+    uint32_t min_new_tokens;                   /* 0: off */
+    uint32_t first_id;                         /* the first generated token; CB_NO_ID: none */
+};
+static_assert(sizeof(struct cb_sampling) == 32, "format 1");
+
+struct cb_logit_bias {
+    uint32_t id;
+    float bias;
+};
+static_assert(sizeof(struct cb_logit_bias) == 8, "format 1");
+#define CB_OPTION_RESUME (CB_OPTION_MUST | 3u) /* feature resume: child index, fingerprint */
 
 /* ---- DOWN ------------------------------------------------------------------------------------ */
 

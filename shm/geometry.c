@@ -24,24 +24,60 @@ static uint32_t power_of_two_from(uint32_t n)
     return power;
 }
 
-struct cb_run_layout cb_run_layout(uint32_t n_tokens, uint32_t planes)
+/* Puts n elements of `size` behind *bytesp if there are any: where, or 0. */
+static uint64_t put_plane(uint64_t *bytesp, bool wanted, uint64_t n, uint64_t size)
 {
-    struct cb_run_layout layout = {0};
-    uint64_t bytes = align_up(4ull * n_tokens, 8);
+    uint64_t off = *bytesp;
 
-    if ((planes & CB_PLANE_TIMES) && n_tokens) {
-        layout.times_off = bytes;
-        bytes += 8ull * n_tokens;
-    }
+    if (!wanted || !n)
+        return 0;
+    *bytesp = align_up(off + n * size, 8);
+    return off;
+}
+
+struct cb_run_layout cb_run_layout(uint32_t n_tokens, uint32_t n_prompt, uint32_t planes)
+{
+    uint64_t bytes = align_up(4ull * n_tokens, 8),
+             top = cb_planes_k(planes) * sizeof(struct cb_top);
+    bool prompt = (planes & CB_PLANE_PROMPT) != 0, topk = top != 0;
+    struct cb_run_layout layout = {0};
+
+    /* An offset of 0 says that there is none: what comes first without ids begins behind a gap. */
+    if (!n_tokens && prompt)
+        bytes = 8;
+    layout.times_off = put_plane(&bytes, (planes & CB_PLANE_TIMES) != 0, n_tokens, 8);
+    layout.logprobs_off = put_plane(&bytes, (planes & CB_PLANE_LOGPROBS) != 0, n_tokens, 4);
+    layout.topk_off = put_plane(&bytes, topk, n_tokens, top);
+    layout.prompt_off = put_plane(&bytes, prompt, n_prompt, 4);
+    layout.prompt_topk_off = put_plane(&bytes, prompt && topk, n_prompt, top);
     layout.bytes = align_up(bytes, CB_RUN_ALIGN);
     return layout;
+}
+
+uint32_t cb_run_tokens_max(uint64_t bytes, uint32_t n_prompt, uint32_t planes)
+{
+    uint32_t least = 0, most = UINT32_MAX; /* least tokens fit, or none do */
+
+    if (cb_run_layout(most, n_prompt, planes).bytes <= bytes)
+        return most;
+    while (most - least > 1) {
+        uint32_t n = least + (most - least) / 2;
+
+        if (cb_run_layout(n, n_prompt, planes).bytes <= bytes)
+            least = n;
+        else
+            most = n;
+    }
+    return least;
 }
 
 int cb_geometry_make(struct cb_geometry *g, uint32_t n_slots, uint64_t arena_bytes,
                      uint64_t pool_bytes, uint32_t n_vocab, uint32_t n_context)
 {
     uint64_t arena_least = align_up(4ull * n_context, CB_PAGE) + CB_OPTIONS_MAX;
-    uint64_t pool_least = cb_run_layout(n_context, CB_PLANES_UNDERSTOOD).bytes;
+    /* A prompt's token takes less room than a generated one, but its plane may be padded. */
+    uint64_t pool_least =
+        cb_run_layout(n_context, 0, CB_PLANES_UNDERSTOOD & ~CB_PLANE_TOPK).bytes + CB_RUN_ALIGN;
 
     memset(g, 0, sizeof *g);
     if (!n_vocab || !n_context)

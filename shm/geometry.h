@@ -15,7 +15,8 @@
 
 /* Geometry of a lane. n_slots is brought into 1..CB_SLOTS_MAX; the arena is made to hold at least a
  * whole context of ids and the largest option block, the pool at least the run of a whole context
- * with every plane of this version. So no request within the context is ever too big for its lane.
+ * with every plane of this version but CB_PLANE_TOPK. So only for its sake a request within the
+ * context can be too big for its lane.
  * 0, or -EINVAL if n_vocab or n_context is 0, or -EOVERFLOW if a segment would exceed 2^40
  * bytes. */
 int cb_geometry_make(struct cb_geometry *g, uint32_t n_slots, uint64_t arena_bytes,
@@ -26,11 +27,16 @@ int cb_geometry_make(struct cb_geometry *g, uint32_t n_slots, uint64_t arena_byt
  * -EPROTO. */
 int cb_geometry_check(const struct cb_geometry *g);
 
-/* How a run of n tokens with these planes is laid out: byte offsets from its start. */
+/* How a run of n tokens with these planes is laid out, after a prompt of n_prompt: byte offsets from
+ * its start. */
 struct cb_run_layout {
-    uint64_t times_off; /* 0: not asked for */
-    uint64_t bytes;     /* all of it, rounded up to CB_RUN_ALIGN; 0 for n = 0 */
+    uint64_t times_off, logprobs_off, topk_off; /* 0: not asked for, or of no token   */
+    uint64_t prompt_off, prompt_topk_off;       /* likewise; the latter follows the former */
+    uint64_t bytes; /* all of it, rounded up to CB_RUN_ALIGN; 0: there is nothing */
 };
-struct cb_run_layout cb_run_layout(uint32_t n_tokens, uint32_t planes);
+struct cb_run_layout cb_run_layout(uint32_t n_tokens, uint32_t n_prompt, uint32_t planes);
+
+/* The most tokens whose run takes at most `bytes`; UINT32_MAX: all that there can be. */
+uint32_t cb_run_tokens_max(uint64_t bytes, uint32_t n_prompt, uint32_t planes);
 
 #endif

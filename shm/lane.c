@@ -233,9 +233,9 @@ int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, 
     if (lane_is_cancelled(lane, entry->slot, entry->gen))
         return CB_LANE_CANCELLED;
 
-    lane->reserved = cb_run_layout(n_out, entry->planes);
+    lane->reserved = cb_run_layout(n_out, entry->n_prompt, entry->planes);
     if (lane->reserved.bytes > lane->pool.bytes)
-        return cb_over(CB_LIMIT_POOL, lane->pool.bytes / sizeof(uint32_t), detail);
+        return cb_over(CB_LIMIT_POOL, cb_lane_tokens_max(lane, entry), detail);
     if (lane->reserved.bytes) {
         r = cb_arena_take(&lane->pool, lane->reserved.bytes, &lane->reserved_off);
         if (r && collect_freed(lane))
@@ -249,6 +249,16 @@ int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, 
     lane->reserved_slot = entry->slot;
     lane->reserved_n_out = n_out;
     return 0;
+}
+
+uint32_t cb_lane_tokens_max(const struct cb_lane *lane, const struct cb_request_entry *entry)
+{
+    return cb_run_tokens_max(lane->pool.bytes, entry->n_prompt, entry->planes);
+}
+
+static uint64_t plane_at(uint64_t run, uint64_t off)
+{
+    return off ? run + off : 0;
 }
 
 /* Writes all of a slot's record; ctl comes last. */
@@ -277,7 +287,10 @@ static void publish_record(struct cb_lane *lane, uint32_t slot,
     cb_store64(&to->queued_ns, 0, CB_RELAXED);
     cb_store64(&to->first_token_ns, 0, CB_RELAXED);
     cb_store64(&to->total_ns, 0, CB_RELAXED);
-    cb_store64(&to->times_off, s->times_off ? run + s->times_off : 0, CB_RELAXED);
+    cb_store64(&to->times_off, plane_at(run, s->layout.times_off), CB_RELAXED);
+    cb_store64(&to->logprobs_off, plane_at(run, s->layout.logprobs_off), CB_RELAXED);
+    cb_store64(&to->topk_off, plane_at(run, s->layout.topk_off), CB_RELAXED);
+    cb_store64(&to->prompt_off, plane_at(run, s->layout.prompt_off), CB_RELAXED);
     /* Release: publishes the record. */
     cb_store32(&to->ctl, s->gen << 8 | (uint32_t)state, CB_RELEASE);
 }
@@ -300,12 +313,15 @@ void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, 
     *s = (struct lane_slot){.gen = entry->gen,
                             .touched = s->touched,
                             .n_out = lane->reserved_n_out,
+                            .n_prompt = entry->n_prompt,
                             .planes = entry->planes,
                             .quiet = (entry->flags & CB_FLAG_FINAL_ONLY) != 0,
                             .has_run = lane->reserved.bytes > 0,
                             .run_off = lane->reserved_off,
-                            .times_off = lane->reserved.times_off,
+                            .layout = lane->reserved,
+                            .k = cb_planes_k(entry->planes),
                             .user = entry->user};
+    lane_prompt_begin(lane, entry->slot);
     active_add(lane, entry->slot);
     publish_record(lane, entry->slot, entry, CB_SLOT_ADMITTED, seed);
     take(lane);

@@ -87,6 +87,9 @@ int cb_lane_peek(struct cb_lane *lane, struct cb_request_entry *entry);
 int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, uint32_t n_out,
                     uint32_t detail[2]);
 
+/* The most tokens that a request like this entry can have room for in this lane. */
+uint32_t cb_lane_tokens_max(const struct cb_lane *lane, const struct cb_request_entry *entry);
+
 /* Copies arena bytes, once, word by word. off and bytes must be multiples of 4. 0, or -ERANGE if it
  * does not lie in the arena. The client may be writing there: check the copy, not the arena. */
 int cb_lane_copy_arena(const struct cb_lane *lane, uint64_t off, uint64_t bytes, void *copy);
@@ -116,6 +119,20 @@ void *cb_lane_owner(const struct cb_lane *lane, uint32_t slot);
 /* A token of an active slot, in order; at most n_out of them. The first makes it RUNNING. since_ns:
  * since acceptance; stored if the plane was asked for. */
 void cb_lane_token(struct cb_lane *lane, uint32_t slot, uint32_t token, uint64_t since_ns);
+
+/* Log-probabilities of one token: its own, and of the n best, which are padded to as many as were
+ * asked for. */
+struct cb_lane_logprobs {
+    float logprob;
+    const struct cb_top *top;
+    uint32_t n_top;
+};
+
+/* Of the token that cb_lane_token will tell next; stored as far as the planes were asked for. */
+void cb_lane_logprobs(struct cb_lane *lane, uint32_t slot, const struct cb_lane_logprobs *l);
+/* Of token `index` of the prompt, 1 or more; likewise, before the first token. */
+void cb_lane_prompt_logprobs(struct cb_lane *lane, uint32_t slot, uint32_t index,
+                             const struct cb_lane_logprobs *l);
 
 struct cb_lane_end {
     enum cb_slot_state state; /* FINISHED, CANCELLED or FAILED */
@@ -238,8 +255,14 @@ struct cb_slot_view {
     uint32_t gen;
     enum cb_slot_state state;
     uint32_t emitted, out_cap;
-    const uint32_t *ids;   /* in DOWN: read below `emitted`; NULL if the run makes no sense */
-    const uint64_t *times; /* ns since acceptance; NULL: not asked for */
+    const uint32_t *ids;      /* in DOWN: read below `emitted`; NULL if the run makes no sense */
+    const uint64_t *times;    /* ns since acceptance; NULL: not asked for */
+    const float *logprobs;    /* likewise NULL */
+    const struct cb_top *top; /* [..][n_top] */
+    uint32_t n_top;
+    /* [n_prompt] and [n_prompt][n_top], all of them; NULL: not asked for, or not all there yet */
+    const float *prompt_logprobs;
+    const struct cb_top *prompt_top;
     uint32_t finish, stop_idx, text_bytes;
     int32_t error;
     uint32_t n_prompt, n_prefix_hit, weight_epoch;

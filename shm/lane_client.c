@@ -273,6 +273,30 @@ static const void *pool_at(const struct cb_lane_client *lc, uint64_t off, uint64
     return lc->down + off;
 }
 
+/* After state, emitted, out_cap and n_prompt: where log-probabilities lie. */
+static void look_at_logprobs(const struct cb_lane_client *lc, const struct cb_slot *from,
+                             struct cb_slot_view *view)
+{
+    uint32_t k = cb_planes_k(cb_load32(&from->planes, CB_RELAXED));
+    uint64_t prompt_off = cb_load64(&from->prompt_off, CB_RELAXED);
+    /* Their bytes are the prompt's plane, padded; no other part of the format needs a sum. */
+    uint64_t prompt_bytes = (4ull * view->n_prompt + 7) & ~(uint64_t)7;
+    bool has_prompt = view->emitted || (view->state == CB_SLOT_FINISHED && !view->out_cap);
+
+    view->n_top = k <= CB_TOPK_MAX ? k : 0;
+    view->logprobs = pool_at(lc, cb_load64(&from->logprobs_off, CB_RELAXED), view->out_cap, 4);
+    if (view->n_top)
+        view->top = pool_at(lc, cb_load64(&from->topk_off, CB_RELAXED),
+                            (uint64_t)view->out_cap * view->n_top, sizeof *view->top);
+    if (!has_prompt)
+        return;
+    view->prompt_logprobs = pool_at(lc, prompt_off, view->n_prompt, 4);
+    if (view->n_top && view->prompt_logprobs)
+        view->prompt_top =
+            pool_at(lc, prompt_off + prompt_bytes, (uint64_t)view->n_prompt * view->n_top,
+                    sizeof *view->prompt_top);
+}
+
 void cb_lane_client_slot(const struct cb_lane_client *lc, uint32_t slot, struct cb_slot_view *view)
 {
     const struct cb_slot *from = slot_at(lc, slot);
@@ -288,13 +312,14 @@ void cb_lane_client_slot(const struct cb_lane_client *lc, uint32_t slot, struct 
     /* By the very number that the run is checked for, should DOWN change in between. */
     if (view->emitted > view->out_cap)
         view->emitted = view->out_cap;
+    view->n_prompt = cb_load32(&from->n_prompt, CB_RELAXED);
     view->ids = pool_at(lc, cb_load64(&from->out_off, CB_RELAXED), view->out_cap, 4);
     view->times = pool_at(lc, cb_load64(&from->times_off, CB_RELAXED), view->out_cap, 8);
+    look_at_logprobs(lc, from, view);
     view->finish = cb_load32(&from->finish, CB_RELAXED);
     view->stop_idx = cb_load32(&from->stop_idx, CB_RELAXED);
     view->text_bytes = cb_load32(&from->text_bytes, CB_RELAXED);
     view->error = (int32_t)cb_load32(&from->error, CB_RELAXED);
-    view->n_prompt = cb_load32(&from->n_prompt, CB_RELAXED);
     view->n_prefix_hit = cb_load32(&from->n_prefix_hit, CB_RELAXED);
     view->weight_epoch = cb_load32(&from->weight_epoch, CB_RELAXED);
     view->seed = cb_load64(&from->seed, CB_RELAXED);

@@ -5,6 +5,7 @@
 
 #include <assert.h>
 #include <errno.h>
+#include <math.h>
 #include <string.h>
 
 #include "shm/lane_private.h"
@@ -52,6 +53,58 @@ void *cb_lane_owner(const struct cb_lane *lane, uint32_t slot)
     return lane->slots[slot].owner;
 }
 
+/* Relaxed, all of them: ordered by `emitted`, or by ctl where there is no token. */
+static void store_float(unsigned char *at, float x)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &x, sizeof bits);
+    cb_store32((cb_atomic32 *)(void *)at, bits, CB_RELAXED);
+}
+
+/* Element `index` of a plane of log-probabilities and of one of the k best; offsets of 0: none. */
+static void store_logprobs(struct cb_lane *lane, const struct lane_slot *s, uint64_t off,
+                           uint64_t topk_off, uint32_t index, const struct cb_lane_logprobs *l)
+{
+    const struct cb_top none = {CB_NO_ID, -INFINITY};
+    unsigned char *run = run_at(lane, s);
+
+    if (off)
+        store_float(run + off + 4ull * index, l->logprob);
+    for (uint32_t i = 0; topk_off && i < s->k; i++) {
+        unsigned char *at = run + topk_off + ((uint64_t)index * s->k + i) * sizeof(struct cb_top);
+        const struct cb_top *top = i < l->n_top ? &l->top[i] : &none;
+
+        cb_store32((cb_atomic32 *)(void *)at, top->id, CB_RELAXED);
+        store_float(at + 4, top->logprob);
+    }
+}
+
+void lane_prompt_begin(struct cb_lane *lane, uint32_t slot)
+{
+    const struct lane_slot *s = &lane->slots[slot];
+    const struct cb_lane_logprobs none = {.logprob = NAN};
+
+    store_logprobs(lane, s, s->layout.prompt_off, s->layout.prompt_topk_off, 0, &none);
+}
+
+void cb_lane_prompt_logprobs(struct cb_lane *lane, uint32_t slot, uint32_t index,
+                             const struct cb_lane_logprobs *l)
+{
+    const struct lane_slot *s = &lane->slots[slot];
+
+    assert(s->active && index > 0 && index < s->n_prompt);
+    store_logprobs(lane, s, s->layout.prompt_off, s->layout.prompt_topk_off, index, l);
+}
+
+void cb_lane_logprobs(struct cb_lane *lane, uint32_t slot, const struct cb_lane_logprobs *l)
+{
+    const struct lane_slot *s = &lane->slots[slot];
+
+    assert(s->active && s->emitted < s->n_out);
+    store_logprobs(lane, s, s->layout.logprobs_off, s->layout.topk_off, s->emitted, l);
+}
+
 void cb_lane_token(struct cb_lane *lane, uint32_t slot, uint32_t token, uint64_t since_ns)
 {
     struct lane_slot *s = &lane->slots[slot];
@@ -61,8 +114,9 @@ void cb_lane_token(struct cb_lane *lane, uint32_t slot, uint32_t token, uint64_t
     assert(s->active && s->emitted < s->n_out);
     /* Relaxed: ordered by `emitted`. */
     cb_store32((cb_atomic32 *)(void *)run + s->emitted, token, CB_RELAXED);
-    if (s->times_off)
-        cb_store64((cb_atomic64 *)(void *)(run + s->times_off) + s->emitted, since_ns, CB_RELAXED);
+    if (s->layout.times_off)
+        cb_store64((cb_atomic64 *)(void *)(run + s->layout.times_off) + s->emitted, since_ns,
+                   CB_RELAXED);
     s->last = token;
     s->emitted++;
     if (s->emitted == 1) {
@@ -282,7 +336,7 @@ int cb_lane_check(const struct cb_lane *lane, const char **whyp)
             return fault(whyp, "an active slot has lost its run");
         if (s->has_run) {
             n_runs++;
-            held += cb_run_layout(s->n_out, s->planes).bytes;
+            held += s->layout.bytes;
         }
     }
     if (lane->has_reserved && lane->reserved.bytes) {

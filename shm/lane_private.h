@@ -12,7 +12,7 @@ enum lane_wait { WAIT_NOT = 0, WAIT_ROOM, WAIT_RUN, WAIT_CREDIT };
 struct lane_slot {
     uint32_t gen;    /* the last one that was answered; 0: never used */
     uint32_t active; /* its place in lane->active + 1; 0: owes no terminal entry */
-    uint32_t n_out, planes;
+    uint32_t n_out, n_prompt, planes;
     uint32_t emitted;   /* tokens stored */
     uint32_t announced; /* of these, known to the client by a TOKENS entry */
     uint32_t last;      /* the newest token */
@@ -23,7 +23,8 @@ struct lane_slot {
     bool has_tokens_entry; /* tokens_at means something */
     uint64_t tokens_at;    /* cursor of the newest TOKENS entry */
     uint64_t run_off;      /* in the pool */
-    uint64_t times_off;    /* from the run's start; 0: none */
+    struct cb_run_layout layout;
+    uint32_t k; /* of CB_PLANE_TOPK */
     uint64_t user;
     void *owner;
 };
@@ -84,6 +85,9 @@ static inline void lane_put(struct cb_lane *lane, enum cb_result_type type, uint
     cb_ring_out_put(&lane->res, &entry, sizeof entry);
     lane->dirty = true;
 }
+
+/* Marks the first token of the prompt, of which there is no log-probability (lane_deliver.c). */
+void lane_prompt_begin(struct cb_lane *lane, uint32_t slot);
 
 /* Relaxed: the word carries no data, and is valid by its generation. */
 static inline bool lane_is_cancelled(const struct cb_lane *lane, uint32_t slot, uint32_t gen)

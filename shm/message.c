@@ -9,6 +9,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "shm/control.h"
 #include "shm/utf8.h"
 
 static size_t pad(size_t n, size_t align)
@@ -40,17 +41,19 @@ static size_t stops_bytes(const struct cb_message_options *options)
     return bytes;
 }
 
+/* Bytes of a record with a value of n bytes; without a value there is none. */
+static size_t record_bytes(size_t n)
+{
+    return n ? sizeof(struct cb_option_head) + pad(n, 8) : 0;
+}
+
 size_t cb_message_options_bytes(const struct cb_message_options *options)
 {
-    size_t bytes = 0;
-
-    if (options->n_stop_ids)
-        bytes += sizeof(struct cb_option_head) + pad(4ull * options->n_stop_ids, 8);
-    if (options->n_stops)
-        bytes += sizeof(struct cb_option_head) + pad(stops_bytes(options), 8);
-    if (options->cache_salt.n)
-        bytes += sizeof(struct cb_option_head) + pad(options->cache_salt.n, 8);
-    return bytes;
+    return record_bytes(4ull * options->n_stop_ids) + record_bytes(stops_bytes(options)) +
+           record_bytes(options->cache_salt.n) +
+           record_bytes(options->sampling ? sizeof *options->sampling : 0) +
+           record_bytes(options->n_biases * sizeof *options->biases) +
+           record_bytes(4ull * options->n_allowed_ids) + record_bytes(4ull * options->n_banned_ids);
 }
 
 static unsigned char *build_head(unsigned char *at, uint16_t type, size_t bytes)
@@ -61,16 +64,23 @@ static unsigned char *build_head(unsigned char *at, uint16_t type, size_t bytes)
     return at + sizeof head;
 }
 
+/* A whole record, unless it would be empty. */
+static unsigned char *build_record(unsigned char *at, uint16_t type, const void *value,
+                                   size_t bytes)
+{
+    if (!bytes)
+        return at;
+    at = build_head(at, type, bytes);
+    memcpy(at, value, bytes);
+    return at + pad(bytes, 8);
+}
+
 void cb_message_options_build(const struct cb_message_options *options, void *block)
 {
     unsigned char *at = block;
 
     memset(block, 0, cb_message_options_bytes(options));
-    if (options->n_stop_ids) {
-        at = build_head(at, CB_OPTION_STOP_IDS, 4ull * options->n_stop_ids);
-        memcpy(at, options->stop_ids, 4ull * options->n_stop_ids);
-        at += pad(4ull * options->n_stop_ids, 8);
-    }
+    at = build_record(at, CB_OPTION_STOP_IDS, options->stop_ids, 4ull * options->n_stop_ids);
     if (options->n_stops) {
         at = build_head(at, CB_OPTION_STOP_STRINGS, stops_bytes(options));
         for (uint32_t i = 0; i < options->n_stops; i++) {
@@ -82,13 +92,32 @@ void cb_message_options_build(const struct cb_message_options *options, void *bl
         }
         at += pad(stops_bytes(options), 8) - stops_bytes(options);
     }
-    if (options->cache_salt.n) {
-        at = build_head(at, CB_OPTION_CACHE_SALT, options->cache_salt.n);
-        memcpy(at, options->cache_salt.bytes, options->cache_salt.n);
-    }
+    at = build_record(at, CB_OPTION_CACHE_SALT, options->cache_salt.bytes, options->cache_salt.n);
+    if (options->sampling)
+        at = build_record(at, CB_OPTION_SAMPLING, options->sampling, sizeof *options->sampling);
+    at = build_record(at, CB_OPTION_BIASES, options->biases,
+                      options->n_biases * sizeof *options->biases);
+    at = build_record(at, CB_OPTION_ALLOWED_IDS, options->allowed_ids,
+                      4ull * options->n_allowed_ids);
+    build_record(at, CB_OPTION_BANNED_IDS, options->banned_ids, 4ull * options->n_banned_ids);
 }
 
 /* ---- daemon: the entry ----------------------------------------------------------------------- */
+
+static enum cb_status check_planes(uint32_t planes, uint64_t features, uint32_t detail[2])
+{
+    uint32_t understood =
+        features & CB_FEATURE_LOGPROBS ? CB_PLANES_UNDERSTOOD : (uint32_t)CB_PLANE_TIMES;
+    uint32_t k = planes >> 16;
+
+    if (planes & 0xffffu & ~understood)
+        return bad(detail, CB_BAD_PLANES, planes, 0);
+    if (planes & CB_PLANE_TOPK && (k == 0 || k > CB_TOPK_MAX))
+        return bad(detail, CB_BAD_PARAMETER, CB_PARAMETER_TOP_LOGPROBS, k);
+    if (planes & CB_PLANE_TOPK ? !(planes & CB_PLANE_LOGPROBS) : k != 0)
+        return bad(detail, CB_BAD_PLANES, planes, 0);
+    return CB_OK;
+}
 
 static enum cb_status check_shape(const struct cb_request_entry *e,
                                   const struct cb_message_limits *limits, uint32_t detail[2])
@@ -109,11 +138,9 @@ static enum cb_status check_shape(const struct cb_request_entry *e,
         return bad(detail, CB_BAD_OPTION, e->n_children, 0);
     if (e->resume_from)
         return bad(detail, CB_BAD_OPTION, e->resume_from, 0);
-    if (e->planes & ~CB_PLANES_UNDERSTOOD)
-        return bad(detail, CB_BAD_PLANES, e->planes, 0);
     if (e->priority > UINT8_MAX)
         return bad(detail, CB_BAD_OPTION, e->priority, 0);
-    return CB_OK;
+    return check_planes(e->planes, limits->features, detail);
 }
 
 static uint32_t bits_of(float x)
@@ -257,6 +284,44 @@ static enum cb_status parse_cache_salt(const unsigned char *value, size_t bytes,
     return CB_OK;
 }
 
+static enum cb_status parse_sampling(const unsigned char *value, size_t bytes, uint32_t n_vocab,
+                                     struct cb_message_parsed *parsed, uint32_t detail[2])
+{
+    if (bytes != sizeof parsed->sampling)
+        return bad(detail, CB_BAD_OPTION, CB_OPTION_SAMPLING, 0);
+    memcpy(&parsed->sampling, value, bytes);
+    return cb_sampling_check(&parsed->sampling, n_vocab, detail);
+}
+
+static enum cb_status parse_biases(const unsigned char *value, size_t bytes, uint32_t n_vocab,
+                                   struct cb_message_parsed *parsed, uint32_t detail[2])
+{
+    if (bytes % sizeof *parsed->biases || bytes == 0)
+        return bad(detail, CB_BAD_OPTION, CB_OPTION_BIASES, 0);
+    parsed->biases = (const struct cb_logit_bias *)(const void *)value;
+    parsed->n_biases = (uint32_t)(bytes / sizeof *parsed->biases);
+    return cb_sampling_check_biases(parsed->biases, parsed->n_biases, n_vocab, detail);
+}
+
+static enum cb_status parse_ids(uint16_t type, const unsigned char *value, size_t bytes,
+                                uint32_t n_vocab, struct cb_message_parsed *parsed,
+                                uint32_t detail[2])
+{
+    const uint32_t *ids = (const uint32_t *)(const void *)value;
+    uint32_t n = (uint32_t)(bytes / sizeof *ids);
+
+    if (bytes % sizeof *ids)
+        return bad(detail, CB_BAD_OPTION, type, 0);
+    if (type == CB_OPTION_ALLOWED_IDS) {
+        parsed->allowed_ids = ids;
+        parsed->n_allowed_ids = n;
+        return cb_sampling_check_ids(ids, n, n_vocab, CB_PARAMETER_ALLOWED, detail);
+    }
+    parsed->banned_ids = ids;
+    parsed->n_banned_ids = n;
+    return cb_sampling_check_ids(ids, n, n_vocab, CB_PARAMETER_BANNED, detail);
+}
+
 static enum cb_status parse_option(uint16_t type, const unsigned char *value, size_t bytes,
                                    uint32_t n_vocab, struct cb_message_parsed *parsed,
                                    uint32_t detail[2])
@@ -268,11 +333,31 @@ static enum cb_status parse_option(uint16_t type, const unsigned char *value, si
         return parse_stops(value, bytes, parsed, detail);
     case CB_OPTION_CACHE_SALT:
         return parse_cache_salt(value, bytes, parsed, detail);
+    case CB_OPTION_SAMPLING:
+        return parse_sampling(value, bytes, n_vocab, parsed, detail);
+    case CB_OPTION_BIASES:
+        return parse_biases(value, bytes, n_vocab, parsed, detail);
+    case CB_OPTION_ALLOWED_IDS:
+    case CB_OPTION_BANNED_IDS:
+        return parse_ids(type, value, bytes, n_vocab, parsed, detail);
     default:
         if (type & CB_OPTION_MUST)
             return bad(detail, CB_BAD_OPTION, type, 0);
         return CB_OK;
     }
+}
+
+void cb_message_parsed_init(struct cb_message_parsed *parsed)
+{
+    parsed->stop_ids = NULL;
+    parsed->n_stop_ids = 0;
+    parsed->cache_salt = NULL;
+    parsed->n_cache_salt = 0;
+    parsed->biases = NULL;
+    parsed->allowed_ids = parsed->banned_ids = NULL;
+    parsed->n_biases = parsed->n_allowed_ids = parsed->n_banned_ids = 0;
+    cb_sampling_init(&parsed->sampling);
+    cb_stops_init(&parsed->stops);
 }
 
 enum cb_status cb_message_parse_options(const void *block, size_t bytes, uint32_t n_vocab,
@@ -283,11 +368,7 @@ enum cb_status cb_message_parse_options(const void *block, size_t bytes, uint32_
     size_t left = bytes;
 
     assert(((uintptr_t)block & 7) == 0);
-    parsed->stop_ids = NULL;
-    parsed->n_stop_ids = 0;
-    parsed->cache_salt = NULL;
-    parsed->n_cache_salt = 0;
-    cb_stops_init(&parsed->stops);
+    cb_message_parsed_init(parsed);
     while (left) {
         enum cb_status status;
         struct cb_option_head head;
@@ -308,5 +389,6 @@ enum cb_status cb_message_parse_options(const void *block, size_t bytes, uint32_
         at += pad(head.bytes, 8);
         left -= pad(head.bytes, 8);
     }
-    return CB_OK;
+    return cb_sampling_check_rest(parsed->allowed_ids, parsed->n_allowed_ids, parsed->banned_ids,
+                                  parsed->n_banned_ids, detail);
 }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "shm/format.h"
+#include "shm/sampling.h"
 #include "shm/status.h"
 #include "shm/stop.h"
 
@@ -27,7 +28,12 @@ struct cb_message_options {
     uint32_t n_stop_ids;
     const struct cb_message_text *stops; /* stop strings */
     uint32_t n_stops;
-    struct cb_message_text cache_salt; /* 0 bytes: none */
+    struct cb_message_text cache_salt;  /* 0 bytes: none */
+    const struct cb_sampling *sampling; /* NULL: nothing is asked */
+    const struct cb_logit_bias *biases; /* ascending, as the lists below */
+    uint32_t n_biases;
+    const uint32_t *allowed_ids, *banned_ids;
+    uint32_t n_allowed_ids, n_banned_ids; /* 0: no list */
 };
 
 /* All zero but op, n_children, top_p 1 and max_new_tokens CB_NO_LIMIT: greedy, no limit. */
@@ -46,6 +52,7 @@ struct cb_message_limits {
     uint64_t arena_bytes;
     uint32_t n_slots, n_vocab;
     uint32_t n_context; /* the most that prompt and limit may have together */
+    uint64_t features;  /* agreed with this client: control.h */
 };
 
 /* Checks every field of the copied entry: CB_OK or the reason, with detail[2]. May normalise: top_k
@@ -65,7 +72,14 @@ struct cb_message_parsed {
     struct cb_stops stops;  /* compiled; n_stops 0: none */
     const void *cache_salt; /* in the block */
     uint32_t n_cache_salt;  /* bytes; 0: none */
+    struct cb_sampling sampling;
+    const struct cb_logit_bias *biases; /* these are in the block */
+    const uint32_t *allowed_ids, *banned_ids;
+    uint32_t n_biases, n_allowed_ids, n_banned_ids;
 };
+
+/* Of a request without an option block. */
+void cb_message_parsed_init(struct cb_message_parsed *parsed);
 
 /* Parses a copied block of `bytes` (8-aligned memory). Unknown types that need not be understood
  * are skipped. */

@@ -1,7 +1,9 @@
 /* shm/status.h - what can go wrong: numbers that cross the lane and the socket, and their words.
  *
  * X(name, number, text): text may hold two %u, filled with the two numbers that a REJECTED entry or
- * a REFUSED record carries; %r is the first of them as the name of a limit, from the second table.
+ * a REFUSED record carries; %r is the first of them as the name of a limit, from the second table;
+ * %p is the first of them as the text of a parameter, from the third, filled with the second: as a
+ * whole number (%u), or as the bits of a float (%f).
  * Numbers are part of the format: never reuse one. 0 is success. */
 #ifndef CB_SHM_STATUS_H
 #define CB_SHM_STATUS_H
@@ -44,10 +46,12 @@
     X(CB_DRAINING,       -36, "the daemon is draining and takes no new requests")                  \
     X(CB_CHANGED,        -37, "the model or its arithmetic changed since this request began")      \
     X(CB_NO_TEMPLATE,    -38, "the model's chat template is missing or of a kind not supported")   \
+    X(CB_BAD_PARAMETER,  -39, "%p")                                                                \
     X(CB_NOT_FINITE,     -40, "the model's arithmetic gave a value that is not finite")            \
     X(CB_DEVICE,         -41, "the device failed while this request ran")                          \
     X(CB_STOPPED,        -42, "the daemon stopped before this request ended")                      \
     X(CB_INTERNAL,       -43, "the daemon found its bookkeeping wrong and gave this request up")   \
+    X(CB_NOTHING_LEFT,   -44, "allowed, banned and repeated ids leave no token to choose")         \
     X(CB_BAD_RECORD,     -50, "a control record was malformed")                                    \
     X(CB_BAD_SETTING,    -51, "no such setting, or its value is out of bounds")                    \
     X(CB_BAD_COMMAND,    -52, "no such command")
@@ -67,6 +71,25 @@
     X(CB_LIMIT_LANE_POOL,       11, "tokens of a lane's results (lane_pool_tokens_max)")           \
     X(CB_LIMIT_POOL,            12, "tokens of this lane's results (cb_options.pool_bytes)")       \
     X(CB_LIMIT_UID_WAITING,     13, "prompt tokens of this user (uid_waiting_tokens)")
+
+/* What CB_BAD_PARAMETER is about: X(name, number, text). */
+#define CB_PARAMETER_TABLE(X)                                                                      \
+    X(CB_PARAMETER_MIN_P,         1, "min_p is %f; give a number from 0, which is off, to 1")      \
+    X(CB_PARAMETER_TYPICAL_P,     2, "typical_p is %f; give a number above 0, to 1, which is off") \
+    X(CB_PARAMETER_REPETITION,    3,                                                               \
+      "repetition_penalty is %f; give a number from 0.001 to 1000; 1 is off")                      \
+    X(CB_PARAMETER_PRESENCE,      4,                                                               \
+      "presence_penalty is %f; give a number from -1000 to 1000; 0 is off")                        \
+    X(CB_PARAMETER_FREQUENCY,     5,                                                               \
+      "frequency_penalty is %f; give a number from -1000 to 1000; 0 is off")                       \
+    X(CB_PARAMETER_BIAS,          6, "a logit bias is %f; give numbers from -10000 to 10000")      \
+    X(CB_PARAMETER_BIASES,        7, "there are %u logit biases; give at most 1024")               \
+    X(CB_PARAMETER_BIAS_TWICE,    8, "there are two logit biases for id %u; give one")             \
+    X(CB_PARAMETER_ALLOWED,       9, "there are %u allowed ids; give 1 to 4096, or no list")       \
+    X(CB_PARAMETER_BANNED,       10, "there are %u banned ids; give at most 4096")                 \
+    X(CB_PARAMETER_IDS_ORDER,    11, "id %u does not ascend in its list; sort it, each id once")   \
+    X(CB_PARAMETER_ALL_BANNED,   12, "all %u allowed ids are banned; leave one")                   \
+    X(CB_PARAMETER_TOP_LOGPROBS, 13, "top_logprobs is %u; give 0 to 20")
 /* clang-format on */
 
 /* The library's public header spells the same enums out; client/errors.c asserts that they agree. */
@@ -79,6 +102,11 @@ enum cb_status {
 enum cb_limit {
 #define X(name, number, text) name = number,
     CB_LIMIT_TABLE(X)
+#undef X
+};
+enum cb_parameter {
+#define X(name, number, text) name = number,
+    CB_PARAMETER_TABLE(X)
 #undef X
 };
 #endif

@@ -55,6 +55,7 @@ static uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
+/* Of one run of the head: whoever wants no logits is the only output of its sequence. */
 static uint32_t max_outputs(const struct forward *f)
 {
     return larger(f->max_seqs, LOGIT_ROWS);
@@ -388,12 +389,13 @@ static int forward_step_submit(struct model *m, const struct step *step,
     uint32_t n_wanted = 0, n_chunk;
     int r;
 
-    assert(step->n_outputs <= f->max_seqs);
+    assert(step->n_outputs <= f->max_tokens);
     for (uint32_t i = 0; i < step->n_outputs; i++) {
         f->scratch.want_logits[i] = sample_reads_logits(&params[i]);
         n_wanted += f->scratch.want_logits[i];
     }
     n_chunk = n_wanted ? LOGIT_ROWS : step->n_outputs;
+    assert(n_wanted || step->n_outputs <= max_outputs(f));
     r = run_layers(f, step);
     for (uint32_t i = 0; i < step->n_outputs && !r; i += n_chunk) {
         uint32_t n = step->n_outputs - i < n_chunk ? step->n_outputs - i : n_chunk;

@@ -82,7 +82,9 @@ int model_clear_block(struct model *m, uint32_t group, uint32_t block_idx);
 int model_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx);
 
 /* Runs one step, which is given as each group sees it, step[n_groups]: samples[i] for output i of
- * the step, by params[i]. The arrays of step and params must stay until poll says done. 0 or a negative errno (the device failed). */
+ * the step, by params[i]. A sequence's tokens have an output each at most, and only one that reads
+ * no logits. The arrays of step and params, and what these point to, must stay until poll says
+ * done. 0 or a negative errno (the device failed). */
 int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,
                       uint64_t *ticketp);
 

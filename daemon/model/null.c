@@ -1,5 +1,6 @@
-/* The null model: next token = hash of the ids so far (and, if sampled, of the request's sampling),
- * with no arithmetic to speak of. It makes transport, scheduling and bookkeeping testable: the hash
+/* The null model: next token = hash of the ids so far (and, if sampled, of the request's sampling, and
+ * of whatever else it asks of its tokens), with no arithmetic to speak of; log-probabilities are
+ * hashes too. It makes transport, scheduling and bookkeeping testable: the hash
  * runs through the "keys and values" of the cache, one word a position, so a wrong slot, a block
  * given to two, a stale block or a chunk out of place changes every token from there on. And it
  * refuses a step that is not what kernels.h says a step is.
@@ -30,7 +31,7 @@ struct null_model {
     uint32_t max_tokens, max_seqs;
     uint32_t step_us;
     uint64_t ticket, done_ns;
-    struct sample *samples; /* [max_seqs] of the step in flight */
+    struct sample *samples; /* [max_tokens] of the step in flight */
     uint8_t *done;          /* [max_seqs] sequences of the step that were computed */
     uint32_t n_samples;
 };
@@ -142,7 +143,7 @@ static int check_seq(const struct null_model *n, const struct step *s, uint32_t 
 static int check_step(const struct null_model *n, const struct step *s)
 {
     if (s->n_tokens == 0 || s->n_tokens > n->max_tokens || s->n_seqs > n->max_seqs ||
-        s->n_outputs > s->n_seqs || s->token_off[0] != 0 || s->table_off[0] != 0 ||
+        s->n_outputs > s->n_tokens || s->token_off[0] != 0 || s->table_off[0] != 0 ||
         s->token_off[s->n_seqs] != s->n_tokens)
         return -EINVAL;
     for (uint32_t i = 0; i < s->n_outputs; i++)
@@ -156,15 +157,57 @@ static int check_step(const struct null_model *n, const struct step *s)
     return 0;
 }
 
+static uint64_t mix_ids(uint64_t hash, const uint32_t *ids, uint32_t n)
+{
+    hash = mix(hash, n);
+    for (uint32_t i = 0; i < n; i++)
+        hash = mix(hash, ids[i]);
+    return hash;
+}
+
+/* All that the request asks for, and where it stands: the hash knows the ids themselves. */
+static uint64_t mix_program(uint64_t hash, const struct sample_params *params)
+{
+    const struct sample_program *p = params->program;
+    hash = mix(hash, (uint64_t)float_bits(p->min_p) << 32 | float_bits(p->typical_p));
+    hash = mix(hash, float_bits(p->repetition_penalty));
+    hash = mix(hash,
+               (uint64_t)float_bits(p->presence_penalty) << 32 | float_bits(p->frequency_penalty));
+    hash = mix(hash, (uint64_t)p->no_repeat_ngram << 32 | p->min_new_tokens);
+    hash = mix_ids(hash, p->allowed, p->n_allowed);
+    hash = mix_ids(hash, p->banned, p->n_banned);
+    hash = mix_ids(hash, p->ends, p->n_ends);
+    for (uint32_t i = 0; i < p->n_biases; i++)
+        hash = mix(hash, (uint64_t)p->biases[i].id << 32 | float_bits(p->biases[i].bias));
+    hash = mix(hash, (uint64_t)params->n_ids << 32 | params->n_prompt);
+    return mix(hash, params->ids[params->n_ids - 1]);
+}
+
+static float logprob_of(uint64_t hash)
+{
+    return -(float)(hash >> 44) * 0x1p-16f;
+}
+
 static struct sample sample_of(uint64_t hash, const struct sample_params *p, uint32_t n_vocab)
 {
+    struct sample s = {0};
     if (p->temperature > 0) {
         hash = mix(hash, p->seed);
         hash = mix(hash, (uint64_t)p->child_idx << 32 | p->token_idx);
         hash = mix(hash, (uint64_t)float_bits(p->temperature) << 32 | float_bits(p->top_p));
         hash = mix(hash, p->top_k);
     }
-    return (struct sample){.token = (uint32_t)(hash % n_vocab)};
+    if (p->program)
+        hash = mix_program(hash, p);
+    s.token = p->is_given ? p->given_id : (uint32_t)(hash % n_vocab);
+    if (p->logprobs == SAMPLE_NO_LOGPROBS)
+        return s;
+    hash = mix(hash, (uint64_t)p->logprobs << 32 | s.token);
+    s.logprob = logprob_of(hash);
+    for (uint32_t i = 0; i < p->n_best; i++)
+        p->best[i] =
+            (struct sample_best){(uint32_t)((hash + i) % n_vocab), logprob_of(mix(hash, i))};
+    return s;
 }
 
 enum { SEQ_LATER = 1 };
@@ -290,7 +333,7 @@ int null_open(struct model **modelp, const struct model_config *config, char *me
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     n->kv = kv == MAP_FAILED ? NULL : kv;
     n->populated = calloc(info->n_blocks, 1);
-    n->samples = calloc(n->max_seqs, sizeof *n->samples);
+    n->samples = calloc(n->max_tokens, sizeof *n->samples);
     n->done = calloc(n->max_seqs, 1);
     int r = n->kv && n->populated && n->samples && n->done ? 0 : -ENOMEM;
     if (!r)

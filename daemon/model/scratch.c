@@ -47,14 +47,14 @@ int scratch_init(struct scratch *s, const struct backend_ops *ops, struct backen
         return r;
     r = ops->buffer_new(backend, &rows, max_outputs * sizeof s->rows[0], NULL);
     s->rows = rows;
-    s->want_logits = calloc(max_outputs, sizeof s->want_logits[0]);
-    s->samples = calloc(max_outputs, sizeof s->samples[0]);
+    s->want_logits = calloc(max_tokens, sizeof s->want_logits[0]);
+    s->samples = calloc(max_tokens, sizeof s->samples[0]);
     s->output_idx = calloc(max_tokens, sizeof s->output_idx[0]);
     for (uint32_t i = 0; i < max_tokens && s->output_idx; i++)
         s->output_idx[i] = i;
     if (r || !s->want_logits || !s->samples || !s->output_idx)
         return model_refuse(message, -ENOMEM, "no memory for %" PRIu32 " outputs a step",
-                            max_outputs);
+                            max_tokens);
     return 0;
 }
 

@@ -20,11 +20,11 @@ struct scratch {
     struct tensor logits;   /* [n_logits, n_vocab]                             */
     uint32_t *output_idx;   /* [max_tokens] 0, 1, 2, ...: outputs as rows of y */
     struct head_row *rows;  /* [max_outputs] in the backend's memory           */
-    uint8_t *want_logits;   /* [max_outputs]                                   */
-    struct sample *samples; /* [max_outputs] of the step in flight             */
+    uint8_t *want_logits;   /* [max_tokens] an output each                     */
+    struct sample *samples; /* [max_tokens] of the step in flight              */
 };
 
-/* 0, or a negative errno with message; scratch_fini undoes a half-made one too. */
+/* max_outputs: of one run of the head. 0, or a negative errno with message; scratch_fini undoes a half-made one too. */
 int scratch_init(struct scratch *s, const struct backend_ops *ops, struct backend *backend,
                  const struct config *c, uint32_t max_tokens, uint32_t max_outputs,
                  uint32_t n_logits, char *message);

@@ -12,7 +12,8 @@
 #include "kernels/kernels.h"
 #include "shm/format.h" /* how long lists may be */
 
-#define SAMPLER_ENDS_MAX (CB_STOP_IDS_MAX + 16) /* stop ids, and the model's own */
+#define SAMPLER_EOS_MAX  16
+#define SAMPLER_ENDS_MAX (CB_STOP_IDS_MAX + SAMPLER_EOS_MAX) /* stop ids, and the model's own */
 
 /* What few requests ask for. Lists are of ids below the vocabulary, each once. */
 struct sampler_wishes {

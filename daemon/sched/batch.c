@@ -15,25 +15,29 @@ int batch_new(struct batch **batchp, uint32_t max_tokens, uint32_t max_seqs, uin
     struct batch *b = calloc(1, sizeof *b);
     if (!b)
         return -ENOMEM;
+    /* A token of a prompt is either the last one, from which one is sampled, or has one behind it,
+     * which may be scored. */
+    uint32_t max_outputs = max_tokens;
     b->max_tokens = max_tokens;
     b->max_seqs = max_seqs;
     b->n_groups = n_groups;
     b->entries = calloc(max_seqs, sizeof *b->entries);
-    b->params = calloc(max_seqs, sizeof *b->params);
-    b->samples = calloc(max_seqs, sizeof *b->samples);
+    b->params = calloc(max_outputs, sizeof *b->params);
+    b->samples = calloc(max_outputs, sizeof *b->samples);
+    b->best = calloc((size_t)max_outputs * SAMPLE_BEST_MAX, sizeof *b->best);
     b->tokens = calloc(max_tokens, sizeof *b->tokens);
     b->positions = calloc(max_tokens, sizeof *b->positions);
     b->token_off = calloc(max_seqs + 1, sizeof *b->token_off);
     b->n_keys = calloc(max_seqs, sizeof *b->n_keys);
     b->table_off = calloc(max_seqs + 1, sizeof *b->table_off);
-    b->output_token_idx = calloc(max_seqs, sizeof *b->output_token_idx);
+    b->output_token_idx = calloc(max_outputs, sizeof *b->output_token_idx);
     for (uint32_t g = 0; g < n_groups; g++) {
         b->slot_idx[g] = calloc(max_tokens, sizeof *b->slot_idx[g]);
         b->table[g] = calloc((size_t)max_seqs * max_blocks, sizeof *b->table[g]);
         complete = complete && b->slot_idx[g] && b->table[g];
     }
-    if (!complete || !b->entries || !b->params || !b->samples || !b->tokens || !b->positions ||
-        !b->token_off || !b->n_keys || !b->table_off || !b->output_token_idx) {
+    if (!complete || !b->entries || !b->params || !b->samples || !b->best || !b->tokens ||
+        !b->positions || !b->token_off || !b->n_keys || !b->table_off || !b->output_token_idx) {
         batch_free(b);
         return -ENOMEM;
     }
@@ -47,6 +51,7 @@ struct batch *batch_free(struct batch *b)
         free(b->entries);
         free(b->params);
         free(b->samples);
+        free(b->best);
         free(b->tokens);
         free(b->positions);
         free(b->token_off);
@@ -91,6 +96,40 @@ void batch_drop(struct batch *b, uint32_t entry_idx)
             (b->n_entries - entry_idx) * sizeof *b->entries);
 }
 
+/* Adds an output of flat token token_idx; its parameters are to be filled in. */
+static struct sample_params *add_output(struct batch *b, uint32_t token_idx,
+                                        struct sample_best **bestp)
+{
+    uint32_t i = b->step[0].n_outputs++;
+    b->output_token_idx[i] = token_idx;
+    *bestp = &b->best[(size_t)i * SAMPLE_BEST_MAX];
+    return &b->params[i];
+}
+
+/* The entry's tokens begin with flat token first. */
+static void add_outputs(struct batch *b, struct batch_entry *entry, uint32_t first)
+{
+    const struct request *r = entry->r;
+    uint32_t end = entry->past + entry->n_tokens;
+    struct sample_params *params;
+    struct sample_best *best;
+    entry->n_scores = 0;
+    entry->score_output_idx = b->step[0].n_outputs;
+    entry->score_idx = r->n_scored;
+    assert(!request_scores(r) || r->n_scored > entry->past);
+    if (request_scores(r))
+        for (uint32_t i = entry->score_idx; i <= end && i < r->n_prompt; i++) {
+            params = add_output(b, first + (i - 1 - entry->past), &best);
+            sampler_score_params(&r->sampler, r->ids[i], best, params);
+            entry->n_scores++;
+        }
+    if (entry->yields) {
+        entry->output_idx = b->step[0].n_outputs;
+        params = add_output(b, first + entry->n_tokens - 1, &best);
+        sampler_params(&r->sampler, r->ids, r->n_ids, r->n_prompt, best, params);
+    }
+}
+
 /* Where the entry's tokens and blocks lie for the layers of one group. */
 static void lay_out_places(struct batch *b, const struct batch_entry *entry, uint32_t group,
                            uint32_t page_size)
@@ -122,12 +161,7 @@ static void lay_out(struct batch *b, struct batch_entry *entry, uint32_t page_si
         b->positions[s->n_tokens] = (int32_t)(entry->past + i);
         s->n_tokens++;
     }
-    if (entry->yields) {
-        entry->output_idx = s->n_outputs;
-        b->output_token_idx[s->n_outputs] = s->n_tokens - 1;
-        sampler_params(&r->sampler, r->ids, r->n_ids, r->n_prompt, NULL, &b->params[s->n_outputs]);
-        s->n_outputs++;
-    }
+    add_outputs(b, entry, s->n_tokens - entry->n_tokens);
     b->n_keys[s->n_seqs] = entry->past + entry->n_tokens;
     s->n_seqs++;
     b->token_off[s->n_seqs] = s->n_tokens;

@@ -20,6 +20,9 @@ struct batch_entry {
     bool yields;             /* a token is sampled at the end                                    */
     bool decodes;            /* it was DECODING before                                           */
     uint32_t output_idx;     /* if it yields: which of the step's outputs, set by batch_build    */
+    /* Likewise: the log-probabilities of ids[score_idx .. score_idx + n_scores) are outputs from
+     * score_output_idx on. */
+    uint32_t score_idx, n_scores, score_output_idx;
 };
 
 struct batch {
@@ -31,6 +34,7 @@ struct batch {
     struct step step[SIZING_GROUPS_MAX];
     struct sample_params *params; /* [step[0].n_outputs]             */
     struct sample *samples;       /* [step[0].n_outputs] the model's */
+    struct sample_best *best; /* [step[0].n_outputs][SAMPLE_BEST_MAX] likewise, where asked for */
     uint32_t n_groups;
 
     /* What step points to. */

@@ -29,7 +29,7 @@ struct requests {
     uint32_t n_requests, n_free;
     uint32_t tokens_max, n_groups, blocks_max;
     struct list free; /* the latest released first: its pages are there already */
-    struct ranges ids, tables, stops;
+    struct ranges ids, tables, stops, wishes;
 };
 
 static int ranges_init(struct ranges *g, uint32_t n_places, size_t bytes)
@@ -82,6 +82,8 @@ int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t toke
         r = ranges_init(&p->tables, n_requests, (size_t)n_groups * blocks_max * sizeof(uint32_t));
     if (!r)
         r = ranges_init(&p->stops, n_requests, sizeof(struct stops_place));
+    if (!r)
+        r = ranges_init(&p->wishes, n_requests, sizeof(struct sampler_lists));
     if (r) {
         requests_free(p);
         return r;
@@ -98,14 +100,28 @@ struct requests *requests_free(struct requests *p)
         ranges_fini(&p->ids);
         ranges_fini(&p->tables);
         ranges_fini(&p->stops);
+        ranges_fini(&p->wishes);
         free(p->all);
         free(p);
     }
     return NULL;
 }
 
-struct request *requests_take(struct requests *p, const struct request_spec *spec, uint32_t n_vocab,
-                              uint64_t now_ns)
+/* The wishes, and the ids that end it. */
+static void add_wishes(struct request *r, const struct request_spec *spec,
+                       const struct request_vocab *vocab, struct sampler_lists *lists)
+{
+    uint32_t ends[SAMPLER_ENDS_MAX], n = spec->ignore_eos ? 0 : vocab->n_eos;
+    assert(vocab->n_eos <= SAMPLER_EOS_MAX);
+    if (n > 0)
+        memcpy(ends, vocab->eos, n * sizeof *ends);
+    if (spec->n_stop_ids > 0)
+        memcpy(ends + n, spec->stop_ids, spec->n_stop_ids * sizeof *ends);
+    sampler_wish(&r->sampler, spec->wishes, lists, ends, n + spec->n_stop_ids);
+}
+
+struct request *requests_take(struct requests *p, const struct request_spec *spec,
+                              const struct request_vocab *vocab, uint64_t now_ns)
 {
     assert(spec->n_prompt > 0 && spec->n_prompt <= p->tokens_max);
     assert(spec->max_new_tokens <= p->tokens_max - spec->n_prompt);
@@ -122,6 +138,7 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
         .n_ids = spec->n_prompt,
         .n_prompt = spec->n_prompt,
         .max_new_tokens = spec->max_new_tokens,
+        .n_scored = 1,
         .n_stop_ids = spec->n_stop_ids,
         .ignore_eos = spec->ignore_eos,
         .priority = spec->priority,
@@ -135,8 +152,11 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
     list_init(&r->sibling);
     list_init(&r->children);
     table_init(&r->table, ranges_at(&p->tables, place), p->n_groups, p->blocks_max);
-    sampler_init(&r->sampler, spec->temperature, spec->top_k, spec->top_p, spec->seed, n_vocab);
+    sampler_init(&r->sampler, spec->temperature, spec->top_k, spec->top_p, spec->seed,
+                 vocab->n_vocab);
     r->sampler.child_idx = spec->child_idx;
+    if (spec->wishes)
+        add_wishes(r, spec, vocab, ranges_at(&p->wishes, place));
     memcpy(r->ids, spec->prompt, spec->n_prompt * sizeof *r->ids);
     struct stops_place *stops = ranges_at(&p->stops, place);
     r->stop_ids = stops->stop_ids;

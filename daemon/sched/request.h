@@ -55,9 +55,10 @@ struct request_spec {
     uint32_t top_k;               /* 0: off; above the vocabulary: off */
     float top_p;                  /* in (0, 1]; 1: off */
     uint64_t seed;
-    uint64_t deadline_ns;   /* by daemon/base/clock.h; 0: none */
-    uint8_t priority;       /* 0-255; kept, not yet used       */
-    uint32_t uid;           /* whose quota                     */
+    const struct sampler_wishes *wishes; /* what else is asked of its tokens; NULL: nothing */
+    uint64_t deadline_ns;                /* by daemon/base/clock.h; 0: none */
+    uint8_t priority;                    /* 0-255; kept, not yet used       */
+    uint32_t uid;                        /* whose quota                     */
     const void *cache_salt; /* blocks are shared with all that name it; NULL: within the uid    */
     uint32_t n_cache_salt;  /* bytes                                                            */
     void *owner;            /* the sink's: which lane and slot */
@@ -88,6 +89,7 @@ struct request {
     uint32_t past;           /* ids with keys in the cache                                       */
     uint32_t starved_tokens; /* it lately found no room for its first so many tokens; 0: it did  */
     uint32_t n_soft_resets;
+    uint32_t n_scored; /* ids of the prompt whose log-probabilities were told, the first included */
     struct table table;
     struct prefix_key key; /* whose blocks it may share: set by who took it from the pool         */
     /* A row of its was not finite: it is computed once more, from the first id, and neither takes
@@ -110,6 +112,12 @@ struct request {
 
 struct requests;
 
+/* What a request must know of the model's ids; eos up to SAMPLER_EOS_MAX. */
+struct request_vocab {
+    uint32_t n_vocab, n_eos;
+    const uint32_t *eos;
+};
+
 /* A pool of n_requests of up to tokens_max ids and blocks_max blocks each, in each of n_groups rows
  * (table.h). 0 or -ENOMEM. */
 int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t tokens_max,
@@ -118,8 +126,8 @@ struct requests *requests_free(struct requests *p); /* NULL is fine; returns NUL
 
 /* A request filled from spec, WAITING and in no list; NULL: all are taken. n_prompt +
  * max_new_tokens is at most tokens_max. */
-struct request *requests_take(struct requests *p, const struct request_spec *spec, uint32_t n_vocab,
-                              uint64_t now_ns);
+struct request *requests_take(struct requests *p, const struct request_spec *spec,
+                              const struct request_vocab *vocab, uint64_t now_ns);
 
 /* Takes r back. It must hold no blocks and be in no list. */
 void requests_release(struct requests *p, struct request *r);
@@ -129,6 +137,12 @@ uint32_t requests_n_free(const struct requests *p);
 static inline uint32_t request_n_generated(const struct request *r)
 {
     return r->n_ids - r->n_prompt;
+}
+
+/* Whether some of its prompt's log-probabilities are still to be told: it must compute that part. */
+static inline bool request_scores(const struct request *r)
+{
+    return r->sampler.prompt_logprobs && r->n_scored < r->n_prompt;
 }
 
 /* Lets its blocks go and makes it wait again, to be computed from its first id. */

@@ -79,7 +79,7 @@ void scheduler_add(struct scheduler *s, struct request *r)
 void scheduler_add_child(struct scheduler *s, struct request *parent, struct request *r)
 {
     scheduler_add(s, r);
-    if (cache_prefix_is_found(s->cache, parent->n_prompt - 1))
+    if (cache_prefix_is_found(s->cache, parent->n_prompt - 1) || request_scores(r))
         return;
     r->parent = parent;
     list_append(&parent->children, &r->sibling);
@@ -254,8 +254,7 @@ static struct offer offer_to(const struct scheduler *s, const struct budget *lef
                              struct request *r)
 {
     struct offer o = {.past = r->past};
-    /* Log-probabilities of a prompt come from computing it. */
-    if (r->phase == REQUEST_WAITING && !r->is_suspect && !r->sampler.prompt_logprobs) {
+    if (r->phase == REQUEST_WAITING && !r->is_suspect && !request_scores(r)) {
         o.n_found = cache_find(s->cache, &r->key, r->ids, r->n_ids, &r->table);
         o.past = o.n_found * s->config.page_size;
     }

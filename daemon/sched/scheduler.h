@@ -62,8 +62,8 @@ void scheduler_add(struct scheduler *s, struct request *r);
 /* Puts r behind all, as another child of `parent`, which was just added and has the same prompt.
  * When the parent has computed its prompt but for the last id, scheduler_fork gives the child what
  * that left in the cache; until then it waits, unless its parent ends before. Where the prompt but
- * for the last id ends with a block that can be found, no such help is needed: then r is added as
- * any other. */
+ * for the last id ends with a block that can be found, no such help is needed, and where its
+ * log-probabilities are asked for it is no help: then r is added as any other. */
 void scheduler_add_child(struct scheduler *s, struct request *parent, struct request *r);
 
 /* Takes the request out, wherever it stands, and its blocks back; if it ended with an error, nobody

@@ -25,7 +25,7 @@ enum { SLOTS_MAX = 256 };
 
 struct running {
     bool active;
-    uint32_t i, n_out, first_id;
+    uint32_t i, n_out, first_id, k;
     uint32_t stop_ids[CB_STOP_IDS_MAX], n_stop_ids;
     struct cb_stops stops;
     struct cb_stop_state stop_state;
@@ -40,11 +40,14 @@ struct fake {
     _Atomic bool stop, held, deaf, mute, kill, dead;
     _Atomic uint32_t steps, notice, close_lane;
     _Atomic uint64_t n_bells;
+    pthread_mutex_t wishes_lock;
+    struct fake_wishes wishes;
 
     /* the thread's */
     struct cb_segment up, down;
     struct cb_geometry g;
     uint32_t wake;
+    uint64_t features;
     void *memory;
     struct cb_lane *lane;
     uint32_t noticed;
@@ -139,6 +142,7 @@ static bool shake_hands(struct fake *f)
         return false;
     }
     f->wake = hello.wake;
+    f->features = w.features = f->config.is_old ? 0 : hello.features & CB_FEATURES;
     cr_assert(!cb_geometry_make(&f->g,
                                 f->config.n_slots ? f->config.n_slots
                                 : hello.n_slots   ? hello.n_slots
@@ -169,9 +173,52 @@ static bool shake_hands(struct fake *f)
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
+/* What the fake says of token i: -i, and of the j-th best, id i + j, -(i + j / 4). */
+static struct cb_lane_logprobs logprobs_of(const struct running *q, uint32_t i, struct cb_top *top)
+{
+    for (uint32_t j = 0; j < q->k; j++)
+        top[j] = (struct cb_top){i + j, -((float)i + (float)j / 4)};
+    return (struct cb_lane_logprobs){-(float)i, top, q->k};
+}
+
+/* Keeps what the latest request asked for, for the test to look at. */
+static void note_wishes(struct fake *f, const struct cb_request_entry *e,
+                        const struct cb_message_parsed *parsed)
+{
+    struct fake_wishes *w = &f->wishes;
+    pthread_mutex_lock(&f->wishes_lock);
+    memset(w, 0, sizeof(*w));
+    w->flags = e->flags;
+    w->planes = e->planes;
+    w->sampling = parsed->sampling;
+    if (!e->opt_len)
+        cb_sampling_init(&w->sampling);
+    w->n_biases = parsed->n_biases;
+    w->n_allowed = parsed->n_allowed_ids;
+    w->n_banned = parsed->n_banned_ids;
+    for (uint32_t i = 0; i < w->n_biases && i < FAKE_LIST_MAX; i++)
+        w->biases[i] = parsed->biases[i];
+    for (uint32_t i = 0; i < w->n_allowed && i < FAKE_LIST_MAX; i++)
+        w->allowed[i] = parsed->allowed_ids[i];
+    for (uint32_t i = 0; i < w->n_banned && i < FAKE_LIST_MAX; i++)
+        w->banned[i] = parsed->banned_ids[i];
+    pthread_mutex_unlock(&f->wishes_lock);
+}
+
+void fake_wishes(struct fake *f, struct fake_wishes *w)
+{
+    pthread_mutex_lock(&f->wishes_lock);
+    *w = f->wishes;
+    pthread_mutex_unlock(&f->wishes_lock);
+}
+
 static void intake(struct fake *f)
 {
-    struct cb_message_limits limits = {f->g.up_arena_bytes, f->g.n_slots, FAKE_VOCAB, FAKE_CONTEXT};
+    struct cb_message_limits limits = {.arena_bytes = f->g.up_arena_bytes,
+                                       .n_slots = f->g.n_slots,
+                                       .n_vocab = FAKE_VOCAB,
+                                       .n_context = FAKE_CONTEXT,
+                                       .features = f->features};
     struct cb_request_entry e;
     while (cb_lane_peek(f->lane, &e) == CB_LANE_ENTRY) {
         alignas(8) unsigned char block[CB_OPTIONS_MAX];
@@ -211,9 +258,16 @@ static void intake(struct fake *f)
             memcpy(q->stop_ids, parsed.stop_ids, parsed.n_stop_ids * sizeof(uint32_t));
         if (e.opt_len)
             q->stops = parsed.stops;
+        q->k = cb_planes_k(e.planes);
+        note_wishes(f, &e, &parsed);
         q->active = true;
         f->n_muted[e.slot] = 0;
         cb_lane_accept(f->lane, &e, e.seed);
+        for (uint32_t i = 1; i < e.n_prompt; i++) {
+            struct cb_top top[CB_TOPK_MAX];
+            const struct cb_lane_logprobs l = logprobs_of(q, 100 + i, top);
+            cb_lane_prompt_logprobs(f->lane, e.slot, i, &l);
+        }
     }
 }
 
@@ -238,6 +292,7 @@ static void step(struct fake *f)
 {
     for (uint32_t slot = 0; slot < f->g.n_slots; slot++) {
         struct running *q = &f->running[slot];
+        struct cb_top top[CB_TOPK_MAX];
         struct cb_stop_match match;
         const uint8_t *text;
         uint32_t token, n;
@@ -252,6 +307,8 @@ static void step(struct fake *f)
             continue;
         }
         token = token_of(f, q, q->i);
+        const struct cb_lane_logprobs l = logprobs_of(q, q->i, top);
+        cb_lane_logprobs(f->lane, slot, &l);
         cb_lane_token(f->lane, slot, token, 1000 + q->i);
         q->i++;
         for (uint32_t k = 0; k < q->n_stop_ids; k++)
@@ -435,6 +492,7 @@ struct fake *fake_start(const struct fake_config *config)
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     struct fake *f = calloc(1, sizeof(*f));
     f->config = *config;
+    pthread_mutex_init(&f->wishes_lock, NULL);
     snprintf(f->dir, sizeof(f->dir), "/tmp/cbfakeXXXXXX");
     cr_assert(mkdtemp(f->dir));
     snprintf(f->instance_dir, sizeof(f->instance_dir), "%s/default", f->dir);

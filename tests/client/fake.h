@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "shm/control.h"
+#include "shm/sampling.h"
 
 enum { FAKE_VOCAB = 600, FAKE_CONTEXT = 4096 };
 
@@ -23,12 +24,23 @@ struct fake_config {
     bool never_answer;  /* keep HELLO's sender waiting */
     void (*spoil)(struct cb_welcome *welcome); /* change WELCOME before it is sent */
     bool spoil_down;                           /* and make DOWN say the same */
+    bool is_old;                               /* agrees to no feature */
     const char *script;
     uint32_t n_slots, arena_bytes, pool_bytes; /* 0: as HELLO asks, else these */
     uint32_t step_us;                          /* pause between steps */
 };
 
 struct fake;
+
+/* What the latest accepted request asked for; the first of each list. */
+enum { FAKE_LIST_MAX = 8 };
+struct fake_wishes {
+    uint32_t flags, planes, n_biases, n_allowed, n_banned;
+    struct cb_sampling sampling;
+    struct cb_logit_bias biases[FAKE_LIST_MAX];
+    uint32_t allowed[FAKE_LIST_MAX], banned[FAKE_LIST_MAX];
+};
+void fake_wishes(struct fake *f, struct fake_wishes *w);
 
 /* Starts it in a run directory of its own. */
 struct fake *fake_start(const struct fake_config *config);

@@ -1,6 +1,5 @@
-/* Tokens are compared as they come, so that a failure names the first that differs. Bits of
- * log-probabilities are looked up in the engine's last batch: they depend on the whole row, of which
- * a token alone hides most. */
+/* Tokens are compared as they come, so that a failure names the first that differs, and so are bits of
+ * log-probabilities: they depend on the whole row, of which a token alone hides most. */
 #include "tests/daemon/storm.h"
 
 #include <criterion/criterion.h>
@@ -11,7 +10,6 @@
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
-#include "daemon/sched/batch.h"
 #include "kernels/cpu/isa.h"
 #include "kernels/numeric.h"
 #include "shm/status.h"
@@ -23,14 +21,16 @@ enum { NEVER = UINT32_MAX, N_STOP_SETS = 4, N_BEGINNINGS = 3 };
 
 /* What a request gave. */
 struct answer {
-    uint32_t n, tokens[STORM_NEW_MAX], logprobs[STORM_NEW_MAX]; /* bits */
+    uint32_t n, tokens[STORM_NEW_MAX];
+    uint64_t logprobs[STORM_NEW_MAX], prompt[STORM_PROMPT_MAX]; /* digests; 0: none were told */
     struct request_end end;
 };
 
 struct job {
-    uint32_t prompt[STORM_PROMPT_MAX], stop_ids[3];
+    uint32_t prompt[STORM_PROMPT_MAX], stop_ids[3], allowed[60], banned[8];
+    struct sample_bias biases[8];
+    struct sampler_wishes wishes;
     struct request_spec spec;
-    enum sample_logprobs logprobs;
     struct answer alone, got;
     /* Of this run: */
     struct request *r; /* NULL: not sent yet, or ended */
@@ -81,6 +81,55 @@ static void fail(const struct storm *st, const struct job *j, const char *format
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
+static uint32_t ids_draw(uint64_t *random, uint32_t *ids, uint32_t n, uint32_t n_good)
+{
+    for (uint32_t i = 0; i < n; i++) /* ascending */
+        ids[i] = (i * n_good + draw(random, n_good)) / n;
+    return n;
+}
+
+static void wishes_draw(struct job *j, uint64_t *random, uint32_t n_good)
+{
+    struct sampler_wishes *w = &j->wishes;
+    uint32_t logprobs = draw(random, 5), asks = draw(random, 2) ? draw(random, 256) : 0;
+    sampler_wishes_init(w);
+    w->allowed = j->allowed;
+    w->banned = j->banned;
+    w->biases = j->biases;
+    w->logprobs = logprobs == 0   ? SAMPLE_NO_LOGPROBS
+                  : logprobs == 1 ? SAMPLE_PROCESSED
+                                  : SAMPLE_RAW;
+    w->n_best = logprobs && draw(random, 2) ? 1 + draw(random, SAMPLE_BEST_MAX) : 0;
+    w->prompt_logprobs = draw(random, 4) == 0;
+    if (asks & 1)
+        w->min_p = 0.05f;
+    if (asks & 2)
+        w->typical_p = 0.8f;
+    if (asks & 4)
+        w->repetition_penalty = draw(random, 2) ? 1.3f : 0.8f;
+    if (asks & 8) {
+        w->presence_penalty = (float)draw(random, 5) / 2 - 1;
+        w->frequency_penalty = (float)draw(random, 5) / 4;
+    }
+    if (asks & 16)
+        w->no_repeat_ngram = 1 + draw(random, 4);
+    if (asks & 32)
+        w->min_new_tokens = draw(random, STORM_NEW_MAX);
+    if (asks & 64)
+        w->n_biases = ids_draw(random, j->allowed, 8, n_good);
+    for (uint32_t i = 0; i < w->n_biases; i++)
+        j->biases[i] = (struct sample_bias){j->allowed[i], (float)draw(random, 13) - 6};
+    if (asks & 128) {
+        w->n_banned = ids_draw(random, j->banned, 8, n_good);
+        /* No 1-gram again, and soon nothing would be left. */
+        if (w->no_repeat_ngram != 1 && draw(random, 2))
+            w->n_allowed = ids_draw(random, j->allowed, 60, n_good);
+        if (draw(random, 4) == 0)
+            w->first_id = draw(random, n_good);
+    }
+    j->spec.wishes = w;
+}
+
 static void job_draw(struct storm *st, struct job *j, uint32_t i)
 {
     static const float temperatures[] = {0.5f, 1, 2, 4};
@@ -113,10 +162,6 @@ static void job_draw(struct storm *st, struct job *j, uint32_t i)
         s->top_p = draw(&random, 2) ? 0.9f : 1;
         s->seed = (uint64_t)draw(&random, 1u << 30) << 20;
     }
-    uint32_t logprobs = draw(&random, 5);
-    j->logprobs = logprobs == 0   ? SAMPLE_NO_LOGPROBS
-                  : logprobs == 1 ? SAMPLE_PROCESSED
-                                  : SAMPLE_RAW;
     if (draw(&random, 4) == 0) {
         for (int k = 0; k < 3; k++)
             j->stop_ids[k] = draw(&random, TINY_VOCAB);
@@ -125,6 +170,7 @@ static void job_draw(struct storm *st, struct job *j, uint32_t i)
     }
     if (draw(&random, 3) == 0)
         s->stops = &st->stops[draw(&random, N_STOP_SETS)];
+    wishes_draw(j, &random, n_good);
 }
 
 struct storm *storm_new(const struct storm_kind *kind)
@@ -156,31 +202,52 @@ struct storm *storm_free(struct storm *st)
 
 /* ---- what the engine tells ------------------------------------------------------------------- */
 
+static uint64_t digest_of(const struct engine_logprobs *l)
+{
+    uint64_t digest = numeric_bits(l->logprob) + UINT64_C(1) /* 0 is none */;
+    for (uint32_t i = 0; i < l->n_best; i++)
+        digest = (digest ^ ((uint64_t)l->best[i].id << 32 | numeric_bits(l->best[i].logprob))) *
+                 UINT64_C(0x9e3779b97f4a7c15);
+    return digest;
+}
+
+static void on_logprobs(void *ctx, struct request *r, void *owner, bool of_prompt, uint32_t index,
+                        const struct engine_logprobs *l)
+{
+    struct storm *st = ctx;
+    struct job *j = owner;
+    uint64_t *got = of_prompt ? j->got.prompt : j->got.logprobs;
+    const uint64_t *alone = of_prompt ? j->alone.prompt : j->alone.logprobs;
+    const char *of = of_prompt ? "the prompt's token" : "token";
+    if (r != j->r || j->n_ends || index >= (of_prompt ? j->spec.n_prompt : STORM_NEW_MAX) ||
+        got[index])
+        fail(st, j, "log-probabilities of %s %u are not due", of, index);
+    if (l->n_best != (j->wishes.logprobs ? j->wishes.n_best : 0))
+        fail(st, j, "%u best of %s %u, not %u", l->n_best, of, index, j->wishes.n_best);
+    got[index] = digest_of(l);
+    /* Rows before one that is not finite may be so too, by the chunk, and are never told then. */
+    bool is_void = of_prompt && j->alone.end.finish == FINISH_ERROR && j->alone.n == 0;
+    if (st->number != ALONE && got[index] != alone[index] && !is_void)
+        fail(st, j, "log-probabilities of %s %u differ; its own is %a", of, index,
+             (double)l->logprob);
+}
+
 static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
                      uint64_t time_ns)
 {
     struct storm *st = ctx;
     struct job *j = owner;
-    const struct batch *b = engine_batch(st->engine);
-    const struct batch_entry *entry = b->entries;
     (void)time_ns;
     if (r != j->r || j->n_ends || index != j->got.n || index >= j->spec.max_new_tokens)
         fail(st, j, "token %u where %u was due", index, j->got.n);
-    while (entry->r != r)
-        entry++;
-    uint32_t logprob = numeric_bits(b->samples[entry->output_idx].logprob);
-    if (j->logprobs == SAMPLE_RAW && logprob == 0)
-        fail(st, j, "token %u has no log-probability", index);
+    if ((j->wishes.logprobs != SAMPLE_NO_LOGPROBS) != (j->got.logprobs[index] != 0))
+        fail(st, j, "token %u has log-probabilities, or lacks them", index);
     if (st->number != ALONE) {
         const struct answer *a = &j->alone;
         if (index >= a->n || token != a->tokens[index])
             fail(st, j, "token %u of %u is %u, not %u", index, a->n, token, a->tokens[index]);
-        if (logprob != a->logprobs[index])
-            fail(st, j, "log-probability of token %u is %a, not %a", index,
-                 (double)numeric_from_bits(logprob), (double)numeric_from_bits(a->logprobs[index]));
     }
     j->got.tokens[index] = token;
-    j->got.logprobs[index] = logprob;
     j->got.n++;
     if (j->got.n == j->cancel_at) {
         engine_cancel(st->engine, r);
@@ -249,7 +316,8 @@ static void run_begin(struct storm *st, uint32_t number, const struct storm_shap
         .allow_block_sharing = shape->shares,
         .step_ms_max = shape->step_ms_max,
     };
-    const struct engine_sink sink = {.ctx = st, .look = on_look, .token = on_token, .end = on_end};
+    const struct engine_sink sink = {
+        .ctx = st, .look = on_look, .logprobs = on_logprobs, .token = on_token, .end = on_end};
     st->number = number;
     st->random = st->kind.seed * 1000 + number;
     st->clock_random = ~st->random;
@@ -291,7 +359,6 @@ static void submit(struct storm *st, struct job *j)
     int r = engine_submit(st->engine, &j->spec, &j->r);
     if (r)
         fail(st, j, "refused: %d", r);
-    j->r->sampler.logprobs = j->logprobs;
 }
 
 /* ---- alone ----------------------------------------------------------------------------------- */
@@ -303,8 +370,12 @@ static void check_alone(const struct storm *st, const struct job *j)
     const struct answer *a = &j->alone;
     uint32_t bad_from = st->kind.tiny.bad_from ? st->kind.tiny.bad_from : TINY_VOCAB, n_due = 0;
     bool fails = false;
-    for (uint32_t k = 0; k < j->spec.n_prompt && j->spec.max_new_tokens; k++)
+    bool runs = j->spec.max_new_tokens || (j->wishes.prompt_logprobs && j->spec.n_prompt > 1);
+    for (uint32_t k = 0; k < j->spec.n_prompt && runs; k++)
         fails |= j->prompt[k] >= bad_from;
+    for (uint32_t k = 1; k < j->spec.n_prompt && runs && !fails; k++)
+        if (j->wishes.prompt_logprobs != (a->prompt[k] != 0))
+            fail(st, j, "its prompt's token %u has log-probabilities, or lacks them", k);
     for (n_due = 0; !fails && n_due < a->n; n_due++)
         fails = a->tokens[n_due] >= bad_from && (n_due + 1 < a->n || a->end.finish == FINISH_ERROR);
     if (a->end.finish == FINISH_CANCELLED || j->n_ends != 1)
@@ -386,6 +457,7 @@ void storm_rage(struct storm *st, uint32_t number, const struct storm_shape *sha
         const struct job *j = &st->jobs[i];
         check_together(st, j);
         counts->n_finishes[j->got.end.finish]++;
+        counts->n_scored += j->wishes.prompt_logprobs && j->got.n > 0;
         counts->n_cut += j->is_cancelled && j->got.n > 0 && j->got.n < j->alone.n;
     }
 }

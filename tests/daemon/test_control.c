@@ -48,10 +48,11 @@ Test(control, hello_is_answered_with_a_lane)
     struct peer p;
     struct cb_hello hello = peer_hello();
     hello.n_slots = 3;
-    hello.features = CB_FEATURE_RESUME | 1ull << 20; /* offered, not agreed */
+    /* Two offered that are not agreed. */
+    hello.features = CB_FEATURE_RESUME | CB_FEATURE_LOGPROBS | 1ull << 20;
     peer_open(&p, s, 1000, &hello);
     cr_assert_eq(p.welcome.format, 1);
-    cr_assert_eq(p.welcome.features, 0);
+    cr_assert_eq(p.welcome.features, CB_FEATURE_LOGPROBS);
     cr_assert_eq(p.welcome.geometry.n_slots, 3);
     cr_assert_eq(cb_geometry_check(&p.welcome.geometry), 0);
     for (int i = 0; i < 4; i++)

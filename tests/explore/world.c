@@ -47,7 +47,7 @@ static void make(const struct world_shape *shape, void (*build)(void))
         .down_slots_off = 2 * CB_PAGE,
         .down_ring_off = 2 * CB_PAGE + 1024,
         .down_pool_off = 3 * CB_PAGE,
-        .down_pool_bytes = cb_run_layout(shape->pool_tokens, 0).bytes,
+        .down_pool_bytes = cb_run_layout(shape->pool_tokens, 0, 0).bytes,
     };
     struct cb_lane_config config = {.lane_id = 1, .first_cursor = shape->first};
     int r;

@@ -34,6 +34,7 @@ static bool enter(struct sim *s, struct sim_client *c)
         .n_slots = 4,
         .arena_bytes = REGIONS * REGION_BYTES,
         .wake = CB_WAKE_SOCKET,
+        .features = CB_FEATURES,
     };
     sim_connect(s, c->uid, &c->sock, &c->death);
     c->state = SIM_GREETED;
@@ -48,11 +49,40 @@ static bool enter(struct sim *s, struct sim_client *c)
     return c->state == SIM_LIVE;
 }
 
+/* A whole block of wishes at the arena's head, values from the input. */
+static void write_options(struct sim_client *c, struct input *in, unsigned char *arena)
+{
+    uint32_t ids[2][3], n_vocab = c->welcome.geometry.n_vocab;
+    struct cb_logit_bias biases[3];
+    struct cb_sampling s;
+    struct cb_message_options options = {.sampling = &s,
+                                         .biases = biases,
+                                         .n_biases = (uint32_t)take(in, 1) % 4,
+                                         .allowed_ids = ids[0],
+                                         .n_allowed_ids = (uint32_t)take(in, 1) % 4,
+                                         .banned_ids = ids[1],
+                                         .n_banned_ids = (uint32_t)take(in, 1) % 4};
+    cb_sampling_init(&s);
+    s.min_p = (float)take(in, 1) / 200;
+    s.typical_p = (float)take(in, 1) / 200;
+    s.repetition_penalty = (float)take(in, 1) / 50;
+    s.frequency_penalty = (float)(int8_t)take(in, 1);
+    s.no_repeat_ngram = (uint32_t)take(in, 1);
+    s.min_new_tokens = (uint32_t)take(in, 1);
+    s.first_id = take(in, 1) & 1 ? (uint32_t)take(in, 2) : CB_NO_ID;
+    for (int i = 0; i < 3; i++) {
+        biases[i] = (struct cb_logit_bias){(uint32_t)take(in, 2) % n_vocab, (float)take(in, 1)};
+        ids[0][i] = (uint32_t)take(in, 2) % (n_vocab + 1);
+        ids[1][i] = (uint32_t)take(in, 2) % (n_vocab + 1);
+    }
+    cb_message_options_build(&options, arena);
+}
+
 static void write_up(struct sim_client *c, struct input *in)
 {
     struct cb_up_hot *hot = c->up.base;
     unsigned char *bytes = c->up.base;
-    switch (take(in, 1) % 8) {
+    switch (take(in, 1) % 9) {
     case 0:
         cb_store64(&hot->req_sent, cb_load64(&hot->req_sent, CB_RELAXED) + 1, CB_RELEASE);
         break;
@@ -81,7 +111,10 @@ static void write_up(struct sim_client *c, struct input *in)
         e.gen = (uint32_t)take(in, 1);
         e.n_prompt = (uint32_t)take(in, 1) % 64;
         e.max_new_tokens = (uint32_t)take(in, 1);
-        e.opt_len = (uint32_t)take(in, 1) % 4 * 8;
+        e.opt_len = (uint32_t)take(in, 1) % 32 * 8;
+        e.planes = (uint32_t)take(in, 1) & CB_PLANES_UNDERSTOOD;
+        if (e.planes & CB_PLANE_TOPK)
+            e.planes |= ((uint32_t)take(in, 1) % 24) << 16;
         uint64_t at = take(in, 1) % sizeof e;
         ((unsigned char *)&e)[at] ^= (unsigned char)take(in, 1);
         memcpy(bytes + off, &e, sizeof e);
@@ -94,6 +127,9 @@ static void write_up(struct sim_client *c, struct input *in)
             bytes[off + i] = (unsigned char)take(in, 1);
         break;
     }
+    case 7: /* options that make sense, or nearly */
+        write_options(c, in, bytes + c->welcome.geometry.up_arena_off);
+        break;
     default:
         bytes[take(in, 4) % c->up.bytes] = (unsigned char)take(in, 1);
         break;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "shm/lane.h"
+#include "shm/control.h"
 #include "shm/message.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -49,7 +50,10 @@ static void write_entry(struct life *l, struct input *in)
     e.gen = (uint32_t)eat(in, 1);
     e.n_prompt = (uint32_t)eat(in, 1) % 70;
     e.max_new_tokens = which & 1 ? CB_NO_LIMIT : (uint32_t)eat(in, 1);
-    e.planes = which >> 1 & 1;
+    if (which & 2)
+        e.planes = (uint32_t)eat(in, 1) & CB_PLANES_UNDERSTOOD;
+    if (e.planes & CB_PLANE_TOPK)
+        e.planes |= ((uint32_t)eat(in, 1) % 24) << 16;
     e.flags = which >> 2 & 3;
     if (which & 16)
         e.prompt_off = eat(in, 8);
@@ -95,6 +99,10 @@ static void write_up(struct life *l, struct input *in)
     }
 }
 
+/* Fewer best than some ask for. */
+static const struct cb_top top[2] = {{1, -1}, {2, -2}};
+static const struct cb_lane_logprobs some = {.logprob = -1, .top = top, .n_top = 2};
+
 /* As the daemon's intake does it. */
 static int intake(struct life *l, bool is_credit_there)
 {
@@ -103,7 +111,8 @@ static int intake(struct life *l, bool is_credit_there)
     const struct cb_message_limits limits = {.arena_bytes = l->g.up_arena_bytes,
                                              .n_slots = l->g.n_slots,
                                              .n_vocab = l->g.n_vocab,
-                                             .n_context = l->g.n_context};
+                                             .n_context = l->g.n_context,
+                                             .features = CB_FEATURES};
     struct cb_request_entry e;
     uint32_t ids[64], detail[2] = {0};
     int r = cb_lane_peek(l->lane, &e);
@@ -142,6 +151,8 @@ static int intake(struct life *l, bool is_credit_there)
     l->runs[e.slot].active = true;
     l->runs[e.slot].n_have = 0;
     l->runs[e.slot].n_want = e.max_new_tokens;
+    for (uint32_t i = 1; i < e.n_prompt; i++)
+        cb_lane_prompt_logprobs(l->lane, e.slot, i, &some);
     return 0;
 }
 
@@ -153,6 +164,7 @@ static void engine(struct life *l, uint8_t which)
         if (!l->runs[slot].active || !(which >> slot % 6 & 1))
             continue;
         if (l->runs[slot].n_have < l->runs[slot].n_want) {
+            cb_lane_logprobs(l->lane, slot, &some);
             cb_lane_token(l->lane, slot, 7, 9);
             l->runs[slot].n_have++;
         }

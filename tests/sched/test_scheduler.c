@@ -41,7 +41,8 @@ static struct request *add(struct bench *b, uint32_t n_prompt, uint32_t first_id
     uint32_t prompt[N_BLOCKS * PAGE] = {first_id};
     struct request_spec spec = {
         .prompt = prompt, .n_prompt = n_prompt, .max_new_tokens = 2, .top_p = 1};
-    struct request *r = requests_take(b->requests, &spec, 100, 1);
+    struct request *r =
+        requests_take(b->requests, &spec, &(struct request_vocab){.n_vocab = 100}, 1);
     cr_assert_not_null(r);
     r->key = cache_key(b->cache, 0, NULL, 0);
     scheduler_add(b->scheduler, r);

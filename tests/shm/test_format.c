@@ -6,6 +6,8 @@
 #include "shm/geometry.h"
 #include "shm/status.h"
 
+#define ALL_BUT_TOPK (CB_PLANES_UNDERSTOOD & ~CB_PLANE_TOPK)
+
 Test(format, the_magic_is_what_the_page_says)
 {
     const uint64_t magic = CB_MAGIC;
@@ -65,8 +67,9 @@ Test(geometry, every_request_within_the_context_fits)
             cr_assert_geq(g.res_capacity, 4 * g.n_slots + 8);
             cr_assert_geq(g.req_capacity, g.n_slots);
             cr_assert_geq(g.up_arena_bytes, 4ull * contexts[j] + CB_OPTIONS_MAX);
-            cr_assert_geq(g.down_pool_bytes,
-                          cb_run_layout(contexts[j], CB_PLANES_UNDERSTOOD).bytes);
+            for (uint32_t n = 0; n <= contexts[j]; n += 1 + contexts[j] / 50)
+                cr_assert_geq(g.down_pool_bytes,
+                              cb_run_layout(contexts[j] - n, n, ALL_BUT_TOPK).bytes);
         }
     }
 }
@@ -129,8 +132,8 @@ Test(geometry, a_bad_number_anywhere_is_found)
 Test(geometry, runs_hold_ids_and_times_aligned)
 {
     for (uint32_t n = 0; n < 300; n++) {
-        struct cb_run_layout plain = cb_run_layout(n, 0);
-        struct cb_run_layout timed = cb_run_layout(n, CB_PLANE_TIMES);
+        struct cb_run_layout plain = cb_run_layout(n, 7, 0);
+        struct cb_run_layout timed = cb_run_layout(n, 7, CB_PLANE_TIMES);
 
         cr_assert_eq(plain.times_off, 0);
         cr_assert_geq(plain.bytes, 4ull * n);
@@ -141,5 +144,52 @@ Test(geometry, runs_hold_ids_and_times_aligned)
             cr_assert_geq(timed.bytes, timed.times_off + 8ull * n);
         }
     }
-    cr_assert_geq(cb_run_layout(UINT32_MAX, CB_PLANE_TIMES).bytes, 12ull * UINT32_MAX);
+    cr_assert_geq(cb_run_layout(UINT32_MAX, 7, CB_PLANE_TIMES).bytes, 12ull * UINT32_MAX);
+}
+
+/* Each part lies behind the one before, aligned, and the run holds the last one. */
+Test(geometry, runs_hold_log_probabilities)
+{
+    for (uint32_t n = 0; n < 40; n++) {
+        for (uint32_t n_prompt = 1; n_prompt < 40; n_prompt++) {
+            for (uint32_t k = 0; k <= CB_TOPK_MAX; k++) {
+                uint32_t planes = ALL_BUT_TOPK | (k ? CB_PLANE_TOPK | k << 16 : 0);
+                struct cb_run_layout l = cb_run_layout(n, n_prompt, planes);
+                const struct {
+                    uint64_t off, bytes;
+                } parts[] = {{l.times_off, 8ull * n},
+                             {l.logprobs_off, 4ull * n},
+                             {l.topk_off, 8ull * k * n},
+                             {l.prompt_off, 4ull * n_prompt},
+                             {l.prompt_topk_off, 8ull * k * n_prompt}};
+                uint64_t end = 4ull * n;
+
+                for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+                    cr_assert_eq(parts[i].off == 0, parts[i].bytes == 0);
+                    if (!parts[i].bytes)
+                        continue;
+                    cr_assert_eq(parts[i].off % 8, 0);
+                    cr_assert_geq(parts[i].off, end);
+                    end = parts[i].off + parts[i].bytes;
+                }
+                cr_assert_geq(l.bytes, end);
+                if (k)
+                    cr_assert_eq(l.prompt_topk_off, (l.prompt_off + 4ull * n_prompt + 7) / 8 * 8);
+            }
+        }
+    }
+    cr_assert_eq(cb_run_layout(0, 5, CB_PLANE_LOGPROBS).bytes, 0);
+}
+
+Test(geometry, a_pool_says_how_many_tokens_it_holds)
+{
+    for (uint64_t bytes = 1024; bytes < 100000; bytes += 333) {
+        uint32_t planes = ALL_BUT_TOPK | CB_PLANE_TOPK | 3u << 16;
+        uint32_t n = cb_run_tokens_max(bytes, 10, planes);
+
+        cr_assert_leq(cb_run_layout(n, 10, planes).bytes, bytes);
+        cr_assert_gt(cb_run_layout(n + 1, 10, planes).bytes, bytes);
+    }
+    cr_assert_eq(cb_run_tokens_max(0, 10, CB_PLANE_PROMPT), 0);
+    cr_assert_eq(cb_run_tokens_max(UINT64_MAX, 10, 0), UINT32_MAX);
 }

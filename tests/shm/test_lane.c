@@ -1,6 +1,7 @@
 #include "tests/shm/lane_pair.h"
 
 #include <errno.h>
+#include <math.h>
 
 static struct cb_result_entry poll_one(struct pair *p, enum cb_result_type type)
 {
@@ -89,6 +90,130 @@ Test(lane, a_request_from_submit_to_free)
     cr_assert_eq(view.n_prompt, 3);
     cr_assert_eq(view.total_ns, 5000);
     cr_assert_eq(cb_lane_client_free(p.client, got.slot), 0);
+    pair_check(&p);
+    pair_fini(&p);
+}
+
+/* A pool for `n_new` tokens with these planes, in a lane of one slot, and a request for them. */
+static struct cb_request_entry admit_planes(struct pair *p, uint32_t n_new, uint32_t planes)
+{
+    struct cb_request_entry entry, seen;
+    uint32_t detail[2];
+
+    cb_message_init(&entry);
+    entry.n_prompt = 3;
+    entry.max_new_tokens = n_new;
+    entry.planes = planes;
+    cr_assert_eq(cb_lane_client_submit(p->client, &entry), 0);
+    cr_assert_eq(cb_lane_peek(p->lane, &seen), CB_LANE_ENTRY);
+    cr_assert_eq(cb_lane_reserve(p->lane, &seen, n_new, detail), 0);
+    cb_lane_accept(p->lane, &seen, 0);
+    cb_lane_flush(p->lane);
+    poll_one(p, CB_RESULT_ACCEPTED);
+    return entry;
+}
+
+static struct cb_slot_view view_of(const struct pair *p, uint32_t slot)
+{
+    struct cb_slot_view view;
+
+    cb_lane_client_slot(p->client, slot, &view);
+    return view;
+}
+
+Test(lane, log_probabilities_are_there_with_their_tokens)
+{
+    static const struct cb_top top[] = {{8, -0.5f}, {6, -1}, {4, -2}};
+    struct pair p;
+    struct cb_request_entry entry;
+    struct cb_slot_view view;
+
+    pair_init(&p, 1, 0);
+    entry = admit_planes(
+        &p, 4, CB_PLANE_TIMES | CB_PLANE_LOGPROBS | CB_PLANE_TOPK | CB_PLANE_PROMPT | 3u << 16);
+    for (uint32_t i = 1; i < 3; i++)
+        cb_lane_prompt_logprobs(p.lane, entry.slot, i,
+                                &(struct cb_lane_logprobs){-10.0f * (float)i, top, 3});
+    view = view_of(&p, entry.slot);
+    cr_assert(!view.prompt_logprobs && !view.prompt_top, "nothing says that all are there");
+    for (uint32_t i = 0; i < 2; i++) {
+        /* Fewer than were asked for: the second token has two left to choose from. */
+        cb_lane_logprobs(p.lane, entry.slot,
+                         &(struct cb_lane_logprobs){-1.0f - (float)i, top + i, 3 - i});
+        cb_lane_token(p.lane, entry.slot, 40 + i, 1000 + i);
+    }
+    view = view_of(&p, entry.slot);
+    cr_assert(view.emitted == 2 && view.n_top == 3);
+    cr_assert(view.ids[1] == 41 && view.times[1] == 1001);
+    cr_assert(view.logprobs[0] == -1 && view.logprobs[1] == -2);
+    cr_assert_eq(memcmp(view.top, top, sizeof top), 0);
+    cr_assert_eq(memcmp(view.top + 3, top + 1, 2 * sizeof top[0]), 0);
+    cr_assert(view.top[5].id == CB_NO_ID && view.top[5].logprob == -INFINITY);
+    cr_assert(isnan(view.prompt_logprobs[0]) && view.prompt_logprobs[2] == -20);
+    cr_assert_eq(view.prompt_top[0].id, CB_NO_ID);
+    cr_assert_eq(memcmp(view.prompt_top + 6, top, sizeof top), 0);
+    pair_check(&p);
+    pair_fini(&p);
+}
+
+/* With a limit of 0 a request may still want its prompt scored. */
+Test(lane, log_probabilities_of_a_prompt_without_a_token)
+{
+    struct pair p;
+    struct cb_request_entry entry;
+    struct cb_slot_view view;
+
+    pair_init(&p, 1, 0);
+    entry = admit_planes(&p, 0, CB_PLANE_PROMPT);
+    for (uint32_t i = 1; i < 3; i++)
+        cb_lane_prompt_logprobs(p.lane, entry.slot, i,
+                                &(struct cb_lane_logprobs){.logprob = -1.5f * (float)i});
+    cr_assert_null(view_of(&p, entry.slot).prompt_logprobs);
+    cb_lane_end(p.lane, entry.slot,
+                &(struct cb_lane_end){.state = CB_SLOT_FINISHED, .finish = CB_FINISH_LENGTH});
+    view = view_of(&p, entry.slot);
+    cr_assert(view.prompt_logprobs && view.prompt_logprobs[2] == -3 && !view.prompt_top);
+    cb_lane_flush(p.lane);
+    poll_one(&p, CB_RESULT_FINISHED);
+    pair_check(&p);
+    pair_fini(&p);
+}
+
+Test(lane, what_was_not_asked_for_is_not_stored)
+{
+    static const struct cb_top top[] = {{8, -0.5f}};
+    struct pair p;
+    struct cb_request_entry entry;
+    struct cb_slot_view view;
+
+    pair_init(&p, 1, 0);
+    entry = admit_planes(&p, 4, 0);
+    cb_lane_prompt_logprobs(p.lane, entry.slot, 1, &(struct cb_lane_logprobs){-1, top, 1});
+    cb_lane_logprobs(p.lane, entry.slot, &(struct cb_lane_logprobs){-1, top, 1});
+    cb_lane_token(p.lane, entry.slot, 40, 0);
+    view = view_of(&p, entry.slot);
+    cr_assert(view.ids[0] == 40 && !view.logprobs && !view.top && !view.n_top);
+    cr_assert(!view.prompt_logprobs && !view.prompt_top);
+    pair_fini(&p);
+}
+
+Test(lane, a_run_that_is_too_large_says_how_many_tokens_are_not)
+{
+    struct pair p;
+    struct cb_request_entry entry, seen;
+    uint32_t detail[2], most;
+
+    pair_init(&p, 1, 0);
+    cb_message_init(&entry);
+    entry.n_prompt = 3;
+    entry.planes = CB_PLANE_LOGPROBS | CB_PLANE_TOPK | 20u << 16;
+    cr_assert_eq(cb_lane_client_submit(p.client, &entry), 0);
+    cr_assert_eq(cb_lane_peek(p.lane, &seen), CB_LANE_ENTRY);
+    most = cb_lane_tokens_max(p.lane, &seen);
+    cr_assert_eq(cb_lane_reserve(p.lane, &seen, most + 1, detail), CB_QUOTA);
+    cr_assert(detail[0] == CB_LIMIT_POOL && detail[1] == most);
+    cr_assert_eq(cb_lane_reserve(p.lane, &seen, most, detail), 0);
+    cb_lane_accept(p.lane, &seen, 0);
     pair_check(&p);
     pair_fini(&p);
 }

@@ -4,10 +4,11 @@
 #include <string.h>
 #include <xmmintrin.h>
 
+#include "shm/control.h"
 #include "shm/message.h"
 
 static const struct cb_message_limits limits = {
-    .arena_bytes = 4096, .n_slots = 8, .n_vocab = 100, .n_context = 64};
+    .arena_bytes = 4096, .n_slots = 8, .n_vocab = 100, .n_context = 64, .features = CB_FEATURES};
 
 static struct cb_request_entry good(void)
 {
@@ -49,8 +50,8 @@ Test(message, every_bad_field_has_its_status)
     TAKEN();
     REFUSED(CB_BAD_OPTION, 0, 0, e.op = 0);
     REFUSED(CB_BAD_OPTION, 2, 0, e.op = 2);
-    REFUSED(CB_BAD_OPTION, 4, 0, e.flags = 4);
-    TAKEN(e.flags = 0x80000000u | CB_FLAG_FINAL_ONLY | CB_FLAG_IGNORE_EOS);
+    REFUSED(CB_BAD_OPTION, 8, 0, e.flags = 8);
+    TAKEN(e.flags = 0x80000000u | CB_FLAG_FINAL_ONLY | CB_FLAG_IGNORE_EOS | CB_FLAG_RAW_LOGPROBS);
     REFUSED(CB_BAD_OPTION, 9, 0, e.reserved[0] = 9);
     REFUSED(CB_BAD_OPTION, UINT32_MAX, 0, e.reserved[3] = 1ull << 40);
     REFUSED(CB_BAD_SLOT, 8, 8, e.slot = 8);
@@ -60,11 +61,31 @@ Test(message, every_bad_field_has_its_status)
     REFUSED(CB_BAD_OPTION, 0, 0, e.n_children = 0);
     REFUSED(CB_BAD_OPTION, 2, 0, e.n_children = 2);
     REFUSED(CB_BAD_OPTION, 5, 0, e.resume_from = 5);
-    REFUSED(CB_BAD_PLANES, 2, 0, e.planes = CB_PLANE_LOGPROBS);
+    REFUSED(CB_BAD_PLANES, 8, 0, e.planes = CB_PLANE_EPOCHS);
+    REFUSED(CB_BAD_PLANES, 0x20, 0, e.planes = 0x20);
     REFUSED(CB_BAD_PLANES, 0x10001, 0, e.planes = 0x10001);
     TAKEN(e.planes = CB_PLANE_TIMES);
+    TAKEN(e.planes = CB_PLANE_LOGPROBS | CB_PLANE_PROMPT);
+    TAKEN(e.planes = CB_PLANE_LOGPROBS | CB_PLANE_TOPK | CB_TOPK_MAX << 16);
+    REFUSED(CB_BAD_PARAMETER, CB_PARAMETER_TOP_LOGPROBS, CB_TOPK_MAX + 1,
+            e.planes = CB_PLANE_LOGPROBS | CB_PLANE_TOPK | (CB_TOPK_MAX + 1) << 16);
+    REFUSED(CB_BAD_PARAMETER, CB_PARAMETER_TOP_LOGPROBS, 0,
+            e.planes = CB_PLANE_LOGPROBS | CB_PLANE_TOPK);
+    REFUSED(CB_BAD_PLANES, CB_PLANE_TOPK | 1u << 16, 0, e.planes = CB_PLANE_TOPK | 1u << 16);
     TAKEN(e.priority = 255);
     REFUSED(CB_BAD_OPTION, 256, 0, e.priority = 256);
+}
+
+Test(message, planes_of_a_feature_that_is_not_agreed_are_refused)
+{
+    struct cb_message_limits old = limits;
+    struct cb_request_entry e = good();
+
+    old.features = CB_FEATURE_SAMPLING;
+    e.planes = CB_PLANE_TIMES;
+    cr_assert_eq(cb_message_check(&e, &old, detail), CB_OK);
+    e.planes = CB_PLANE_LOGPROBS;
+    cr_assert_eq(cb_message_check(&e, &old, detail), CB_BAD_PLANES);
 }
 
 Test(message, lengths_and_places)

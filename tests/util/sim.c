@@ -62,6 +62,20 @@ static void alone_token(void *ctx, struct request *r, void *owner, uint32_t inde
         o->answer->tokens[index] = token;
 }
 
+static void alone_logprobs(void *ctx, struct request *r, void *owner, bool of_prompt,
+                           uint32_t index, const struct engine_logprobs *l)
+{
+    struct sim_oracle *o = ctx;
+    struct sim_logprobs *to = of_prompt ? o->answer->prompt : o->answer->logprobs;
+    (void)r;
+    (void)owner;
+    if (index >= (of_prompt ? SIM_PROMPT_MAX : SIM_TOKENS_MAX))
+        return;
+    to[index].logprob = l->logprob;
+    for (uint32_t i = 0; i < l->n_best && i < SIM_TOP; i++)
+        to[index].top[i] = (struct cb_top){l->best[i].id, l->best[i].logprob};
+}
+
 static void alone_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
 {
     struct sim_oracle *o = ctx;
@@ -102,7 +116,8 @@ static struct sim_oracle *oracle_new(void)
     char message[MODEL_MESSAGE_MAX];
     struct sim_oracle *o = calloc(1, sizeof *o);
     const struct model_config model = null_config(CONTEXT, 4, 2 * CONTEXT, 4);
-    const struct engine_sink sink = {.ctx = o, .token = alone_token, .end = alone_end};
+    const struct engine_sink sink = {
+        .ctx = o, .logprobs = alone_logprobs, .token = alone_token, .end = alone_end};
     const struct engine_config config = {.max_requests = 1,
                                          .max_held_tokens = 2 * CONTEXT,
                                          .max_batch_tokens = 2 * CONTEXT,
@@ -119,10 +134,32 @@ static struct sim_oracle *oracle_new(void)
 
 void sim_expect(struct sim *s, const struct sim_request *r, struct sim_answer *answer)
 {
+    struct sample_bias biases[2];
     struct cb_stops stops;
     struct request *request;
     uint32_t most = engine_tokens_max(s->daemon->engine);
+    const struct sampler_wishes wishes = {
+        .min_p = r->sampling.min_p,
+        .typical_p = r->sampling.typical_p,
+        .repetition_penalty = r->sampling.repetition_penalty,
+        .presence_penalty = r->sampling.presence_penalty,
+        .no_repeat_ngram = r->sampling.no_repeat_ngram,
+        .min_new_tokens = r->sampling.min_new_tokens,
+        .first_id = r->sampling.first_id,
+        .n_biases = r->n_biases,
+        .biases = biases,
+        .n_allowed = r->n_allowed,
+        .allowed = r->allowed,
+        .n_banned = r->n_banned,
+        .banned = r->banned,
+        .logprobs = !(r->planes & CB_PLANE_LOGPROBS)  ? SAMPLE_NO_LOGPROBS
+                    : r->flags & CB_FLAG_RAW_LOGPROBS ? SAMPLE_RAW
+                                                      : SAMPLE_PROCESSED,
+        .n_best = r->planes & CB_PLANE_TOPK ? SIM_TOP : 0,
+        .prompt_logprobs = r->planes & CB_PLANE_PROMPT,
+    };
     const struct request_spec spec = {
+        .wishes = &wishes,
         .prompt = r->prompt,
         .n_prompt = r->n_prompt,
         .max_new_tokens = r->max_new_tokens == CB_NO_LIMIT ? most - r->n_prompt : r->max_new_tokens,
@@ -134,6 +171,8 @@ void sim_expect(struct sim *s, const struct sim_request *r, struct sim_answer *a
         .top_p = 1,
         .seed = r->seed,
     };
+    for (uint32_t i = 0; i < r->n_biases; i++)
+        biases[i] = (struct sample_bias){r->biases[i].id, r->biases[i].bias};
     memset(answer, 0, sizeof *answer);
     cb_stops_init(&stops);
     if (r->stop[0])

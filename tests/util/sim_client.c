@@ -61,7 +61,7 @@ static void greet(struct sim_client *c)
         .head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_HELLO},
         .format_min = 1,
         .format_max = 1 + draw(c, 3),
-        .features = draw(c, 4),
+        .features = draw(c, 4) | (draw(c, 4) ? CB_FEATURES : 0),
         .word_size = CB_WORD_SIZE,
         .endian = CB_ENDIAN,
         .n_slots = 1 + draw(c, SIM_SLOTS_MAX),
@@ -162,6 +162,47 @@ static void ring(struct sim_client *c, int result)
         (void)cb_doorbell_send(c->sock, CB_RECORD_BELL);
 }
 
+static uint32_t draw_ids(struct sim_client *c, uint32_t *ids, uint32_t n_max)
+{
+    uint32_t n = draw(c, n_max + 1), n_vocab = c->welcome.geometry.n_vocab;
+    for (uint32_t i = 0; i < n; i++) /* ascending */
+        ids[i] = (i * n_vocab + draw(c, n_vocab)) / n_max;
+    return n;
+}
+
+/* What a half asks of the choice of its tokens, and the log-probabilities that a half asks for. */
+static void draw_wishes(struct sim_client *c, struct sim_request *r)
+{
+    cb_sampling_init(&r->sampling);
+    if (draw(c, 2)) {
+        r->sampling.min_p = (float)draw(c, 3) / 4;
+        r->sampling.typical_p = 1 - (float)draw(c, 3) / 4;
+        r->sampling.presence_penalty = (float)draw(c, 3) - 1;
+        r->sampling.no_repeat_ngram = draw(c, 4);
+        r->sampling.min_new_tokens = draw(c, 6);
+        if (draw(c, 4) == 0)
+            r->sampling.first_id = draw(c, c->welcome.geometry.n_vocab);
+        r->n_allowed = draw_ids(c, r->allowed, 3);
+        r->n_banned = draw_ids(c, r->banned, 2);
+        r->n_biases = draw(c, 3);
+        for (uint32_t i = 0; i < r->n_biases; i++)
+            r->biases[i] = (struct cb_logit_bias){10 * i + draw(c, 10), (float)draw(c, 9) - 4};
+    }
+    /* Rather the list than nothing to choose from. */
+    for (uint32_t i = 0; i < r->n_banned; i++)
+        for (uint32_t k = 0; k < r->n_allowed; k++)
+            if (r->banned[i] == r->allowed[k])
+                r->n_banned = 0;
+    if (c->welcome.features & CB_FEATURE_LOGPROBS && draw(c, 2)) {
+        if (draw(c, 2))
+            r->planes |= CB_PLANE_LOGPROBS | (draw(c, 2) ? CB_PLANE_TOPK | SIM_TOP << 16 : 0);
+        if (draw(c, 2))
+            r->planes |= CB_PLANE_PROMPT;
+        if (draw(c, 2))
+            r->flags |= CB_FLAG_RAW_LOGPROBS;
+    }
+}
+
 static void draw_request(struct sim_client *c, struct sim_request *r)
 {
     uint32_t n_vocab = c->welcome.geometry.n_vocab;
@@ -186,6 +227,7 @@ static void draw_request(struct sim_client *c, struct sim_request *r)
     if (draw(c, 4) == 0)
         r->flags |= CB_FLAG_IGNORE_EOS;
     r->planes = draw(c, 3) ? 0 : CB_PLANE_TIMES;
+    draw_wishes(c, r);
 }
 
 /* Spoils the entry, or what it points to, in one way; the status that it must get. */
@@ -214,7 +256,7 @@ static int spoil(struct sim_client *c, struct sim_request *r, struct cb_request_
         e->max_new_tokens = c->welcome.geometry.n_context;
         return CB_TOO_LONG;
     default:
-        e->planes = CB_PLANE_LOGPROBS;
+        e->planes |= CB_PLANE_EPOCHS;
         return CB_BAD_PLANES;
     }
 }
@@ -248,7 +290,14 @@ static void submit(struct sim_client *c)
                                                .n_stop_ids = r.n_stop_ids,
                                                .stops = &stop,
                                                .n_stops = r.stop[0] ? 1 : 0,
-                                               .cache_salt = {"salt", r.is_salted ? 4 : 0}};
+                                               .cache_salt = {"salt", r.is_salted ? 4 : 0},
+                                               .sampling = &r.sampling,
+                                               .biases = r.biases,
+                                               .n_biases = r.n_biases,
+                                               .allowed_ids = r.allowed,
+                                               .n_allowed_ids = r.n_allowed,
+                                               .banned_ids = r.banned,
+                                               .n_banned_ids = r.n_banned};
     size_t n = cb_message_options_bytes(&options);
     if (n) {
         cb_message_options_build(&options, block);
@@ -310,6 +359,36 @@ static void release_region(struct sim_client *c, struct sim_request *r)
 
 /* ---- results --------------------------------------------------------------------------------- */
 
+/* Log-probabilities of n tokens from `first` on: those of `alone`, as far as they were asked for. */
+static bool same_logprobs(const struct sim_request *r, const float *logprobs,
+                          const struct cb_top *top, const struct sim_logprobs *alone,
+                          uint32_t first, uint32_t n)
+{
+    for (uint32_t i = first; i < n; i++) {
+        if (logprobs[i] != alone[i].logprob)
+            return false;
+        if (r->planes & CB_PLANE_TOPK && memcmp(top + i * SIM_TOP, alone[i].top, sizeof alone->top))
+            return false;
+    }
+    return true;
+}
+
+static void check_logprobs(struct sim_client *c, const struct sim_request *r,
+                           const struct cb_slot_view *view, const struct sim_answer *alone)
+{
+    bool has_prompt = view->emitted || (view->state == CB_SLOT_FINISHED && !view->out_cap);
+    if (r->planes & CB_PLANE_LOGPROBS && view->emitted &&
+        !(view->logprobs &&
+          same_logprobs(r, view->logprobs, view->top, alone->logprobs, 0, view->emitted)))
+        sim_fail(c->sim, "client %u: log-probabilities of request %llu are not those it gets alone",
+                 c->idx, (unsigned long long)r->user);
+    if (r->planes & CB_PLANE_PROMPT && has_prompt &&
+        !(view->prompt_logprobs &&
+          same_logprobs(r, view->prompt_logprobs, view->prompt_top, alone->prompt, 1, r->n_prompt)))
+        sim_fail(c->sim, "client %u: request %llu has its prompt scored otherwise than alone",
+                 c->idx, (unsigned long long)r->user);
+}
+
 static void check_end(struct sim_client *c, struct sim_request *r, const struct cb_result_entry *e)
 {
     struct sim *s = c->sim;
@@ -326,6 +405,7 @@ static void check_end(struct sim_client *c, struct sim_request *r, const struct 
         (view.emitted && memcmp(view.ids, alone.tokens, view.emitted * sizeof(uint32_t)) != 0))
         sim_fail(s, "client %u: tokens of request %llu differ from those it gets alone", c->idx,
                  (unsigned long long)r->user);
+    check_logprobs(c, r, &view, &alone);
     for (uint32_t i = 0; view.times && i < view.emitted; i++)
         if (view.times[i] < (i ? view.times[i - 1] : 0) || view.times[i] > view.total_ns)
             sim_fail(s, "client %u: request %llu has times out of order", c->idx,

@@ -17,6 +17,7 @@
 #define SIM_PROMPT_MAX 48
 #define SIM_TOKENS_MAX 128
 #define SIM_SLOTS_MAX  8
+#define SIM_TOP        2             /* best tokens, where any are asked for */
 #define SIM_NET_NS     2000000000ull /* a sleep this long looks by itself: a missed wake */
 
 struct sim; /* tests/util/sim.h */
@@ -32,6 +33,9 @@ struct sim_request {
     uint32_t stop_ids[2], n_stop_ids;
     char stop[8]; /* a stop string; empty: none */
     bool is_salted;
+    struct cb_sampling sampling;
+    struct cb_logit_bias biases[2];
+    uint32_t allowed[3], banned[2], n_biases, n_allowed, n_banned; /* 0: no list */
     uint32_t flags, planes;
     int must_reject; /* the status a bad one must get; 0: it is good */
     bool was_cancelled, was_accepted;
@@ -40,8 +44,14 @@ struct sim_request {
     uint32_t region; /* of the arena */
 };
 
+struct sim_logprobs {
+    float logprob;
+    struct cb_top top[SIM_TOP];
+};
+
 struct sim_answer { /* of the request alone */
     uint32_t tokens[SIM_TOKENS_MAX], n_tokens;
+    struct sim_logprobs logprobs[SIM_TOKENS_MAX], prompt[SIM_PROMPT_MAX];
     uint32_t finish; /* as slot.finish */
     uint32_t stop_idx, text_bytes;
 };

@@ -9,6 +9,7 @@
  * request that came last. It wants a daemon that prefills first. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "client/cbclient.h"
 #include "tests/bench/measure.h"
@@ -23,7 +24,10 @@ static int fail(const char *what)
 
 static int submit(struct cb_handle *h, uint32_t n, uint32_t *ids, uint32_t n_prompt, uint32_t n_new)
 {
+    char salt[32]; /* no run finds another's prompts in the cache */
     uint64_t id;
+
+    snprintf(salt, sizeof salt, "context %ld", (long)getpid());
 
     for (uint32_t i = 0; i < n; i++) {
         struct cb_request r;
@@ -36,6 +40,7 @@ static int submit(struct cb_handle *h, uint32_t n, uint32_t *ids, uint32_t n_pro
         r.max_new_tokens = n_new;
         r.flags = CB_IGNORE_EOS;
         r.user = i;
+        r.cache_salt = salt;
         if (cb_submit(h, &r, &id))
             return fail(cb_message());
     }

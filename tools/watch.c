@@ -51,7 +51,7 @@ int watch_take(const char *instance, struct watch *w, char why[WATCH_WHY_MAX])
                  "no daemon serves this instance: the last one, process %" PRIu64
                  ", was killed, and left its STATUS page in /dev/shm%s",
                  w->boot.pid, found.name);
-        r = 0;
+        r = -1;
     }
     cb_segment_unmap(&found.page);
     return r;

@@ -22,7 +22,8 @@
 #include "shm/status.h"
 
 #define POPULATE_BYTES         (4u << 20)
-#define DEVICE_POLL_NS         20000u /* between two looks at a step that runs on a device */
+#define POPULATE_QUIET_NS      (20 * MS) /* without work, before the cache is given memory */
+#define DEVICE_POLL_NS         20000u    /* between two looks at a step that runs on a device */
 #define MS                     1000000ull
 #define DEFAULT_BATCH_TOKENS   512u
 #define DEFAULT_BATCH_REQUESTS 1024u
@@ -370,6 +371,8 @@ static void go_to_sleep(struct daemon *d)
     uint64_t max_ns = LOOP_FOREVER;
     if (d->clients->n_lanes > 0)
         max_ns = d->config.settings->net_ms * MS;
+    if (!d->is_populated && max_ns > POPULATE_QUIET_NS)
+        max_ns = POPULATE_QUIET_NS;
     (void)visit_lanes(d, visit_doze);
     cb_lane_doze_fence();
     if (visit_lanes(d, visit_look) == 0) {
@@ -402,6 +405,7 @@ void daemon_turn(struct daemon *d)
         uint64_t turn_ns = clock_now(d->config.clock) - begun_ns;
         d->step_us += ((double)turn_ns / 1000 - d->step_us) / 16;
         d->idle_since_ns = 0;
+        d->worked_ns = begun_ns + turn_ns;
         count_time(d, &before, turn_ns);
         if (r == ENGINE_RUNNING && strcmp(d->config.settings->wait_mode, "spin") != 0)
             (void)loop_sleep(d->config.loop, DEVICE_POLL_NS);
@@ -411,7 +415,8 @@ void daemon_turn(struct daemon *d)
         daemon_stop(d);
         return;
     }
-    if (!d->is_populated) {
+    /* A block takes milliseconds. Who sends one request after the other would wait for one each. */
+    if (!d->is_populated && clock_now(d->config.clock) - d->worked_ns >= POPULATE_QUIET_NS) {
         d->is_populated = engine_populate_some(d->engine, POPULATE_BYTES) != ENGINE_MORE;
         return;
     }

@@ -52,6 +52,7 @@ struct daemon {
     uint64_t progress_ns;     /* when work last moved, or there was none */
     uint64_t idle_since_ns;   /* 0: it works */
     double step_us;           /* average of recent steps, for the spin */
+    uint64_t worked_ns;       /* when the last turn with work ended */
     bool is_populated;        /* every cache block has memory */
     bool may_spin;            /* there are cores to spin on   */
     uint32_t notice;

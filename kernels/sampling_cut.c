@@ -188,7 +188,10 @@ static double block_sum(const struct sampling_list *l, const float *factors, uin
     for (; *atp < l->n && l->ids[*atp] / SAMPLING_BLOCK == block; ++*atp) {
         double weight = (double)l->weights[*atp];
 
-        lane[l->ids[*atp] % SAMPLING_LANES] += factors ? weight * (double)factors[*atp] : weight;
+        /* A score of no weight may be so far below the largest that the difference is infinite. */
+        if (factors)
+            weight = weight > 0 ? weight * (double)factors[*atp] : 0;
+        lane[l->ids[*atp] % SAMPLING_LANES] += weight;
     }
     return numeric_tree_double(lane);
 }

@@ -61,7 +61,8 @@ static double block_sum(const struct candidates *c, bool times_score, uint32_t *
     for (; *atp < c->n && c->list[*atp].id / 256 == block; ++*atp) {
         const struct candidate *k = &c->list[*atp];
 
-        lane[k->id % 16] += (double)k->weight * (times_score ? (double)k->score : 1);
+        if (k->weight > 0)
+            lane[k->id % 16] += (double)k->weight * (times_score ? (double)k->score : 1);
     }
     return numeric_tree_double(lane);
 }

@@ -197,6 +197,19 @@ Test(sampling, tiny_temperatures_are_greedy)
     }
 }
 
+/* Divided by the temperature the last is infinitely far below, and its part in the mean is none. Of
+ * the others' probabilities, 0.73 and 0.27, the first is the typical one. */
+Test(sampling, typical_p_beside_an_infinite_distance)
+{
+    static const float logits[] = {0, -0x1p-120f, -300};
+    struct sample_program program = {.typical_p = 0.5f, .repetition_penalty = 1};
+    struct sample_params params = {
+        .temperature = 0x1p-120f, .top_p = 1, .seed = 3, .program = &program};
+
+    for (uint32_t i = 0; i < 100; i++)
+        cr_expect_eq(draw(logits, 3, params, i).token, 0);
+}
+
 Test(sampling, bounds_of_top_k)
 {
     uint64_t random = 6;

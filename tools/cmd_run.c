@@ -15,6 +15,8 @@
 
 #include "client/cbclient.h"
 #include "tools/cbctl.h"
+#include "tools/choices.h"
+#include "tools/logprobs.h"
 #include "tools/prompts.h"
 
 enum { WAIT_SLICE_MS = 100, PLACE_BYTES = 512 };
@@ -111,6 +113,7 @@ static json_t *result_json(struct run *run, const struct cb_event *event)
                     cb_explain(event->status, event->detail, words, sizeof words));
     if (event->end == CB_END_STOP && !result.stop_is_id)
         json_object_set_new(o, "stop_index", json_integer(result.stop_idx));
+    logprobs_json(run->h, event->id, &run->prompts.v[event->user].request, o);
     return o;
 }
 
@@ -227,9 +230,14 @@ static void print_answer(size_t i, const char *text, size_t bytes)
 
 static void stream(struct run *run, const struct cb_event *event)
 {
+    const struct prompt *p = &run->prompts.v[event->user];
     const char *text;
     size_t bytes;
 
+    if (logprobs_asked(&p->request)) {
+        logprobs_print(run->h, event, p, run->prompts.n > 1);
+        return;
+    }
     if (run->ids && run->prompts.n == 1) {
         for (size_t i = 0; i < event->n_ids; i++)
             printf("%s%u", event->first + i ? " " : "", event->ids[i]);
@@ -266,7 +274,7 @@ static void tell_full(const struct run *run, const struct cb_event *event)
         cbctl_complain(
             run->ctl,
             "%s: it ended because it was full: with its prompt it has %u tokens, and the "
-            "daemon's cache or the model's context holds no more",
+            "daemon's cache, the model's context or the room for its results holds no more",
             place_of(run, event->user, place), result.n_prompt + result.n_generated);
 }
 
@@ -404,6 +412,7 @@ struct parse_state {
     struct run run;
     struct cbctl ctl;
     struct cb_request defaults;
+    struct choices choices; /* among the defaults */
     struct cb_string stops[PROMPT_STOPS_MAX];
     uint32_t stop_ids[PROMPT_STOP_IDS_MAX];
     const char *file;
@@ -489,6 +498,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case 'j':
         ps->ctl.json = true;
         return 0;
+    case ARGP_KEY_INIT:
+        state->child_inputs[0] = &ps->choices;
+        return 0;
     case ARGP_KEY_ARG:
         ps->failed |= !prompts_add_text(&run->prompts, arg, d);
         return 0;
@@ -517,7 +529,8 @@ int cmd_run(const struct cbctl *ctl, int argc, char **argv)
     static const char doc[] =
         "Sends prompts and streams the answers. Without a prompt, standard input "
         "is one. Ctrl-C cancels.";
-    const struct argp argp = {options, parse, "[TEXT...]", doc, NULL, NULL, NULL};
+    static const struct argp_child children[] = {{&choices_argp, 0, "Which tokens:", 1}, {0}};
+    const struct argp argp = {options, parse, "[TEXT...]", doc, children, NULL, NULL};
     struct parse_state ps = {.ctl = *ctl};
     struct run *run = &ps.run;
     struct cb_options open_options;
@@ -526,7 +539,10 @@ int cmd_run(const struct cbctl *ctl, int argc, char **argv)
 
     run->ctl = run->prompts.ctl = &ps.ctl;
     cb_request_init(&ps.defaults);
-    if (argp_parse(&argp, argc, argv, 0, NULL, &ps) || ps.failed || !gather(&ps))
+    ps.choices.ctl = &ps.ctl;
+    ps.choices.request = &ps.defaults;
+    if (argp_parse(&argp, argc, argv, 0, NULL, &ps) || ps.failed || ps.choices.failed ||
+        !gather(&ps))
         goto out;
     run->sent = calloc(run->prompts.n + 1, sizeof *run->sent);
     cb_options_init(&open_options);
@@ -546,6 +562,7 @@ out:
         json_decref(run->sent[i].result);
     free(run->sent);
     prompts_fini(&run->prompts);
+    choices_fini(&ps.choices);
     cb_close(run->h);
     return r;
 }

@@ -17,6 +17,7 @@ void prompts_fini(struct prompts *list)
         free(list->v[i].ids);
         free(list->v[i].fault);
         json_decref(list->v[i].line);
+        choices_fini(&list->v[i].choices);
     }
     free(list->v);
 }
@@ -231,6 +232,16 @@ static bool line_whole(struct prompt *p, const char *key, const json_t *value, i
     return true;
 }
 
+static bool line_choice(struct prompt *p, const char *key, const json_t *value)
+{
+    char fault[160];
+    int taken;
+
+    p->choices.request = &p->request; /* prompts move as their list grows, but not now */
+    taken = choices_take_key(&p->choices, key, value, fault, sizeof fault);
+    return taken > 0 || (taken ? line_bad(p, "%s", fault) : line_bad(p, "unknown key \"%s\"", key));
+}
+
 static bool line_option(struct prompt *p, const char *key, const json_t *value)
 {
     struct cb_request *r = &p->request;
@@ -268,7 +279,7 @@ static bool line_option(struct prompt *p, const char *key, const json_t *value)
     } else if (!strcmp(key, "stop_ids")) {
         ok = line_stop_ids(p, value);
     } else {
-        ok = line_bad(p, "unknown key \"%s\"", key);
+        ok = line_choice(p, key, value);
     }
     return ok;
 }

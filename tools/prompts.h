@@ -11,6 +11,7 @@
 
 #include "client/cbclient.h"
 #include "tools/cbctl.h"
+#include "tools/choices.h"
 
 enum { PROMPT_STOPS_MAX = 16, PROMPT_STOP_IDS_MAX = 64 };
 /* JSON's whole numbers are signed for most who read it: every seed comes back as it was given. */
@@ -27,6 +28,7 @@ struct prompt {
     struct cb_request request; /* its options; the prompt itself is filled in when it is sent */
     struct cb_string stops[PROMPT_STOPS_MAX]; /* of its line, if request.stops is NULL */
     uint32_t stop_ids[PROMPT_STOP_IDS_MAX];   /* likewise */
+    struct choices choices; /* what its line says of how tokens are chosen: its lists */
     json_t *line; /* owned: keeps alive what stops and salt point to; NULL: the command line does */
 };
 

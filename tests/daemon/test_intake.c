@@ -174,6 +174,104 @@ Test(intake, ids_outside_the_vocabulary_are_named)
     sim_free(s);
 }
 
+/* The option block is checked on the daemon's copy, with the status and the numbers that say it all. */
+Test(intake, what_is_asked_of_the_choice_of_tokens_is_checked)
+{
+#define PLAIN .sampling = {.typical_p = 1, .repetition_penalty = 1 }
+    static const struct {
+        struct cb_sampling sampling;
+        struct cb_logit_bias bias;
+        uint32_t allowed[2], banned[2], n_ids, which, value;
+    } bad[] = {
+        {.sampling = {.min_p = 2, .typical_p = 1, .repetition_penalty = 1},
+         .which = CB_PARAMETER_MIN_P,
+         .value = 0x40000000},
+        {.sampling = {.typical_p = 1}, .which = CB_PARAMETER_REPETITION, .value = 0},
+        {PLAIN, .allowed = {5, 4}, .banned = {0, 1}, .n_ids = 2, .which = CB_PARAMETER_IDS_ORDER,
+         .value = 4},
+        {PLAIN, .allowed = {4, 5}, .banned = {4, 5}, .n_ids = 2, .which = CB_PARAMETER_ALL_BANNED,
+         .value = 2},
+        {PLAIN, .bias = {3, 1e6f}, .which = CB_PARAMETER_BIAS, .value = 0x49742400},
+    };
+#undef PLAIN
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_hello hello = peer_hello();
+    hello.features = CB_FEATURES;
+    peer_open(&p, s, 1000, &hello);
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        const struct cb_message_options options = {.sampling = &bad[i].sampling,
+                                                   .biases = &bad[i].bias,
+                                                   .n_biases = bad[i].bias.id ? 1 : 0,
+                                                   .allowed_ids = bad[i].allowed,
+                                                   .n_allowed_ids = bad[i].n_ids,
+                                                   .banned_ids = bad[i].banned,
+                                                   .n_banned_ids = bad[i].n_ids};
+        struct cb_request_entry e;
+        struct cb_result_entry result;
+        uint64_t block[32];
+        good(&e);
+        cb_message_options_build(&options, block);
+        e.opt_off = 1024;
+        e.opt_len = (uint32_t)cb_message_options_bytes(&options);
+        cb_lane_client_write_arena(p.lc, e.opt_off, block, e.opt_len);
+        peer_submit(&p, &e, ids, 4);
+        cr_assert(peer_result(&p, &result));
+        cr_assert_eq(result.type, CB_RESULT_REJECTED, "%zu", i);
+        cr_assert_eq((int)result.count, CB_BAD_PARAMETER, "%zu: %d", i, (int)result.count);
+        cr_assert(result.first == bad[i].which && result.last == bad[i].value, "%zu: %u %#x", i,
+                  result.first, result.last);
+        cb_lane_client_free(p.lc, result.slot);
+    }
+    peer_close(&p);
+    sim_free(s);
+}
+
+Test(intake, log_probabilities_need_the_feature)
+{
+    struct sim *s = fresh();
+    for (uint64_t features = 0; features <= CB_FEATURE_LOGPROBS; features += CB_FEATURE_LOGPROBS) {
+        struct peer p;
+        struct cb_request_entry e;
+        struct cb_result_entry result;
+        struct cb_hello hello = peer_hello();
+        hello.features = features;
+        peer_open(&p, s, 1000, &hello);
+        good(&e);
+        e.planes = CB_PLANE_LOGPROBS;
+        peer_submit(&p, &e, ids, 4);
+        cr_assert(peer_result(&p, &result));
+        cr_assert_eq(result.type, features ? CB_RESULT_ACCEPTED : CB_RESULT_REJECTED);
+        peer_close(&p);
+    }
+    sim_free(s);
+}
+
+/* A limit that is left open becomes what the lane's results have room for. */
+Test(intake, an_open_limit_is_what_there_is_room_for)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_request_entry e;
+    struct cb_result_entry result;
+    struct cb_slot_view view;
+    struct cb_hello hello = peer_hello();
+    hello.features = CB_FEATURES;
+    peer_open(&p, s, 1000, &hello);
+    good(&e);
+    e.max_new_tokens = CB_NO_LIMIT;
+    e.planes = CB_PLANE_LOGPROBS | CB_PLANE_TOPK | 20u << 16;
+    peer_submit(&p, &e, ids, 4);
+    cr_assert(peer_result(&p, &result));
+    cr_assert_eq(result.type, CB_RESULT_ACCEPTED);
+    cb_lane_client_slot(p.lc, result.slot, &view);
+    cr_assert(view.out_cap > 0 && view.out_cap < p.welcome.geometry.n_context - 4);
+    cr_assert_leq(cb_run_layout(view.out_cap, 4, e.planes).bytes,
+                  p.welcome.geometry.down_pool_bytes);
+    peer_close(&p);
+    sim_free(s);
+}
+
 Test(intake, a_lane_that_lies_about_its_cursor_is_closed_alone)
 {
     struct sim *s = fresh();

@@ -163,7 +163,8 @@ Test(complaints, an_answer_that_fills_the_cache_is_told_of)
 {
     static const char says[] =
         "prompt 1: it ended because it was full: with its prompt it has 64 "
-        "tokens, and the daemon's cache or the model's context holds no more";
+        "tokens, and the daemon's cache, the model's context or the room for its results holds no "
+        "more";
     struct system s;
     system_init(&s);
     system_start(&s, SETTINGS("--model", "null", "--page_size", "16", "--num_blocks", "4"));

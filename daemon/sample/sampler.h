@@ -47,7 +47,7 @@ struct sampler {
     float temperature, top_p;
     uint32_t top_k;
     uint64_t seed;
-    uint32_t child_idx; /* 0, or as set after sampler_init: another series of draws */
+    uint32_t child_idx;            /* 0, or as set after sampler_init: another series of draws */
     struct sample_program program; /* lists in the request's sampler_lists */
     bool edits, cuts;              /* it changes rows, or draws from them */
     uint32_t first_id;

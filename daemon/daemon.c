@@ -274,6 +274,12 @@ static void count(struct daemon *d)
     cb_stats_add(page, CB_STAT_prefix_hits, now.n_prefix_hits - d->seen.n_prefix_hits);
     cb_stats_add(page, CB_STAT_soft_resets, now.n_soft_resets - d->seen.n_soft_resets);
     cb_stats_add(page, CB_STAT_forks, now.n_forks - d->seen.n_forks);
+    cb_stats_add(page, CB_STAT_violations, now.n_violations - d->seen.n_violations);
+    if (now.n_violations != d->seen.n_violations)
+        log_warnx(d->config.log,
+                  "the bookkeeping contradicted itself and was repaired; requests may have failed "
+                  "with CB_INTERNAL (%s): please report this",
+                  now.violation);
     cb_stats_add(page, CB_STAT_restarts, now.n_restarts - d->seen.n_restarts);
     cb_stats_add(page, CB_STAT_blocks_evicted, now.n_evicted_blocks - d->seen.n_evicted_blocks);
     cb_stats_add(page, CB_STAT_model_ns, now.model_ns - d->seen.model_ns);

@@ -37,6 +37,7 @@ struct engine {
     uint64_t submit_ns;        /* when it went there                                      */
     uint32_t n_populated;      /* blocks [0, n_populated) have memory                     */
     uint64_t n_held_tokens;    /* prompt and limit of all accepted                        */
+    uint32_t n_lost;           /* requests that no list has any more, after a fault       */
     uint64_t next_deadline_ns; /* no deadline is earlier; UINT64_MAX: there is none       */
     struct engine_stats stats;
 };
@@ -465,6 +466,66 @@ static bool is_running(struct engine *e)
     return false;
 }
 
+static int unclean(const char **whyp, const char *why)
+{
+    *whyp = why;
+    return -EUCLEAN;
+}
+
+static int check_sums(const struct engine *e, const char **whyp)
+{
+    struct scheduler_counts counts;
+    scheduler_counts(e->scheduler, &counts);
+    if (counts.n_active + counts.n_waiting + requests_n_free(e->requests) + e->n_lost !=
+        e->config.max_requests)
+        return unclean(whyp, "engine: requests held and free do not add up");
+    if (requests_n_faults(e->requests))
+        return unclean(whyp, "engine: a request ended and still had blocks");
+    if (requests_n_tokens(e->requests) != e->n_held_tokens)
+        return unclean(whyp, "engine: tokens held are not the requests'");
+    return 0;
+}
+
+static void end_broken(struct engine *e, const struct list *head)
+{
+    for (const struct list *link = head->next; link != head; link = link->next) {
+        struct request *r = list_entry(link, struct request, link);
+        if (r->is_broken)
+            decide(e, r, FINISH_ERROR, CB_INTERNAL);
+    }
+}
+
+/* Makes the bookkeeping fit together again, at the cost of those requests of which it did not. */
+static void repair(struct engine *e)
+{
+    struct scheduler_counts counts;
+    const char *why;
+    scheduler_repair(e->scheduler);
+    scheduler_counts(e->scheduler, &counts);
+    requests_pardon(e->requests);
+    e->n_held_tokens = requests_n_tokens(e->requests);
+    e->n_lost = e->config.max_requests -
+                (counts.n_active + counts.n_waiting + requests_n_free(e->requests));
+    end_broken(e, scheduler_active(e->scheduler));
+    end_broken(e, scheduler_waiting(e->scheduler));
+    end_decided(e);
+    if (engine_check(e, &why) == 0)
+        return;
+    engine_fail_all(e, CB_INTERNAL);
+    scheduler_repair(e->scheduler);
+}
+
+/* Only between steps. */
+static void audit(struct engine *e)
+{
+    const char *why;
+    if (check_sums(e, &why) == 0 && scheduler_audit(e->scheduler, &why) == 0)
+        return;
+    e->stats.n_violations++;
+    e->stats.violation = why;
+    repair(e);
+}
+
 static int step(struct engine *e)
 {
     bool was_in_flight = e->in_flight;
@@ -472,6 +533,7 @@ static int step(struct engine *e)
         return ENGINE_RUNNING;
     look(e);
     bool any_ended = end_decided(e);
+    audit(e);
     bool launched = launch(e) == 0;
     if (is_running(e))
         return ENGINE_RUNNING;
@@ -562,18 +624,11 @@ const struct batch *engine_batch(const struct engine *e)
     return e->batch;
 }
 
-static int unclean(const char **whyp, const char *why)
-{
-    *whyp = why;
-    return -EUCLEAN;
-}
-
 int engine_check(const struct engine *e, const char **whyp)
 {
-    struct scheduler_counts counts;
-    scheduler_counts(e->scheduler, &counts);
-    if (counts.n_active + counts.n_waiting + requests_n_free(e->requests) != e->config.max_requests)
-        return unclean(whyp, "engine: requests held and free do not add up");
+    int err = check_sums(e, whyp);
+    if (err)
+        return err;
     const struct list *heads[] = {scheduler_active(e->scheduler), scheduler_waiting(e->scheduler)};
     uint64_t n_tokens = 0;
     uint32_t n_ending = 0, n_decided = 0;

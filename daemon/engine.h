@@ -7,7 +7,10 @@
  *
  * Every accepted request ends exactly once, and always from within engine_step or engine_fail_all.
  * What a request gets depends on the request only: never on what else runs, on chunks, soft resets
- * or time. */
+ * or time.
+ *
+ * Before each step the engine audits its bookkeeping, cheaply. Where that contradicts itself, the
+ * requests concerned end with CB_INTERNAL, the rest is made good, and the engine goes on. */
 #ifndef CB_DAEMON_ENGINE_H
 #define CB_DAEMON_ENGINE_H
 
@@ -119,6 +122,10 @@ struct engine_stats {
     uint64_t n_restarts; /* requests computed anew: a row was not finite, theirs or a sharer's */
     uint64_t n_prefix_hits, n_prefix_hit_tokens; /* requests that took blocks over; tokens there */
     uint64_t n_evicted_blocks;
+    uint64_t
+        n_violations; /* steps at which the bookkeeping contradicted itself, and was repaired */
+    const char
+        *violation;   /* the last one, a sentence; NULL: none                                 */
     uint64_t n_forks; /* continuations that began where their prompt's first one stood */
 };
 void engine_stats(const struct engine *e, struct engine_stats *stats);
@@ -138,7 +145,7 @@ void engine_request_info(const struct request *r, struct request_info *info);
 const struct batch *engine_batch(const struct engine *e);
 
 /* Audits every invariant of requests, lists, tables and blocks: 0, or -EUCLEAN and *whyp a
- * sentence. Walks everything: for tests and after a suspected fault, not for each step. */
+ * sentence. Walks everything: for tests and after a fault, not for each step. */
 int engine_check(const struct engine *e, const char **whyp);
 
 #endif

@@ -39,10 +39,11 @@
     X(restarts,           COUNTER, "requests", "computed anew after a row was not finite")        \
     X(blocks_cached,      GAUGE,   "blocks",   "of the free ones, kept to be found again")        \
     X(blocks_evicted,     COUNTER, "blocks",   "kept ones given up for want of room")             \
-    X(forks,              COUNTER, "requests", "began where the first of their prompt stood") \
-    X(intake_ns,          COUNTER, "ns",       "of own_ns: taking requests, and all the rest") \
-    X(schedule_ns,        COUNTER, "ns",       "of own_ns: until a step was submitted") \
-    X(deliver_ns,         COUNTER, "ns",       "of own_ns: handing out tokens, waking clients")
+    X(forks,              COUNTER, "requests", "began where the first of their prompt stood")     \
+    X(intake_ns,          COUNTER, "ns",       "of own_ns: taking requests, and all the rest")    \
+    X(schedule_ns,        COUNTER, "ns",       "of own_ns: until a step was submitted")           \
+    X(deliver_ns,         COUNTER, "ns",       "of own_ns: handing out tokens, waking clients")   \
+    X(violations,         COUNTER, "times",    "the bookkeeping contradicted itself, a fault")
 
 #define CB_HISTOGRAMS_TABLE(X)                                                                    \
     X(time_to_first_token_ns, "from acceptance to a request's first token")                       \

@@ -27,6 +27,9 @@ struct blocks {
     struct sectors *sectors;
     uint32_t per_sector, n_blocks;
     struct ends free, kept;
+    uint32_t n_held, n_sectors; /* held blocks; sectors that are ours */
+    uint32_t n_faults;
+    uint64_t ledger;
     struct block *all;  /* [n_blocks]                             */
     uint32_t *n_in_use; /* [n_sectors] held and kept ones in each */
 };
@@ -82,17 +85,23 @@ static void list_drop(struct blocks *b, struct ends *l, uint32_t id)
 
 /* ---- sectors --------------------------------------------------------------------------------- */
 
-/* Cuts a free sector into free blocks, of which the first one is the last in the list. */
-static void cut_sector(struct blocks *b)
+/* Cuts a free sector into free blocks, of which the first one is the last in the list. False:
+ * there is none, though there should be. */
+static bool cut_sector(struct blocks *b)
 {
     uint32_t sector = sectors_take(b->sectors), first = sector * b->per_sector;
-    assert(sector != SECTORS_NONE && b->n_in_use[sector] == 0);
+    if (sector == SECTORS_NONE) {
+        b->n_faults++;
+        return false;
+    }
+    b->n_sectors++;
     for (uint32_t id = first + b->per_sector; id-- > first;) {
-        assert(b->all[id].state == BLOCK_ABSENT);
+        b->n_faults += b->all[id].state != BLOCK_ABSENT;
         b->all[id] =
             (struct block){.state = BLOCK_FREE, .is_used = sectors_was_held(b->sectors, sector)};
         list_add(b, &b->free, id);
     }
+    return true;
 }
 
 /* The block is no longer in use; nor is its sector, perhaps. */
@@ -109,6 +118,14 @@ static void let_go(struct blocks *b, uint32_t id)
         b->all[i].state = BLOCK_ABSENT;
     }
     sectors_release(b->sectors, sector);
+    b->n_sectors--;
+}
+
+static void add_holder(struct blocks *b, uint32_t id)
+{
+    b->n_held += b->all[id].n_holders++ == 0;
+    b->all[id].state = BLOCK_HELD;
+    b->ledger += blocks_mark(id);
 }
 
 /* ---- taking and giving back ------------------------------------------------------------------ */
@@ -123,58 +140,73 @@ int blocks_take(struct blocks *b, uint32_t n, uint32_t *ids)
     if (blocks_sectors_for(b, n) > sectors_n_free(b->sectors))
         return BLOCKS_EXHAUSTED;
     for (uint32_t i = 0; i < n; i++) {
-        if (b->free.n == 0)
-            cut_sector(b);
+        if (b->free.last == 0 && !cut_sector(b)) {
+            blocks_release(b, i, ids);
+            return BLOCKS_EXHAUSTED;
+        }
         ids[i] = b->free.last - 1;
         list_drop(b, &b->free, ids[i]);
-        b->all[ids[i]].state = BLOCK_HELD;
-        b->all[ids[i]].n_holders = 1;
+        add_holder(b, ids[i]);
         b->n_in_use[ids[i] / b->per_sector]++;
     }
     return 0;
 }
 
-void blocks_ref(struct blocks *b, uint32_t block_idx)
+bool blocks_ref(struct blocks *b, uint32_t block_idx)
 {
-    assert(block_idx < b->n_blocks);
     struct block *k = &b->all[block_idx];
-    assert(k->state == BLOCK_HELD || k->state == BLOCK_KEPT);
+    if (block_idx >= b->n_blocks || (k->state != BLOCK_HELD && k->state != BLOCK_KEPT)) {
+        b->n_faults++;
+        return false;
+    }
     if (k->state == BLOCK_KEPT)
         list_drop(b, &b->kept, block_idx);
-    k->state = BLOCK_HELD;
-    k->n_holders++;
+    add_holder(b, block_idx);
+    return true;
+}
+
+static void release_one(struct blocks *b, uint32_t id)
+{
+    struct block *k = &b->all[id];
+    if (id >= b->n_blocks || k->state != BLOCK_HELD || k->n_holders == 0) {
+        b->n_faults++;
+        return;
+    }
+    b->ledger -= blocks_mark(id);
+    if (--k->n_holders > 0)
+        return;
+    b->n_held--;
+    if (k->keeps) {
+        k->state = BLOCK_KEPT;
+        list_add(b, &b->kept, id);
+    } else {
+        let_go(b, id);
+    }
 }
 
 void blocks_release(struct blocks *b, uint32_t n, const uint32_t *ids)
 {
     /* Last taken on top: a request that comes back gets its blocks in the order it had them. And
      * the end of a prefix is given up before its beginning, without which it is of no use. */
-    for (uint32_t i = n; i-- > 0;) {
-        assert(ids[i] < b->n_blocks);
-        struct block *k = &b->all[ids[i]];
-        assert(k->state == BLOCK_HELD && k->n_holders > 0);
-        if (--k->n_holders > 0)
-            continue;
-        if (k->keeps) {
-            k->state = BLOCK_KEPT;
-            list_add(b, &b->kept, ids[i]);
-        } else {
-            let_go(b, ids[i]);
-        }
-    }
+    for (uint32_t i = n; i-- > 0;)
+        release_one(b, ids[i]);
 }
 
 void blocks_keep(struct blocks *b, uint32_t block_idx)
 {
-    assert(block_idx < b->n_blocks && b->all[block_idx].state == BLOCK_HELD);
-    b->all[block_idx].keeps = true;
+    if (block_idx < b->n_blocks && b->all[block_idx].state == BLOCK_HELD)
+        b->all[block_idx].keeps = true;
+    else
+        b->n_faults++;
 }
 
 void blocks_give_up(struct blocks *b, uint32_t block_idx)
 {
-    assert(block_idx < b->n_blocks);
     struct block *k = &b->all[block_idx];
-    assert(k->keeps);
+    if (block_idx >= b->n_blocks || !k->keeps) {
+        b->n_faults++;
+        return;
+    }
     k->keeps = false;
     if (k->state == BLOCK_KEPT) {
         list_drop(b, &b->kept, block_idx);
@@ -186,13 +218,29 @@ void blocks_give_up(struct blocks *b, uint32_t block_idx)
 
 uint32_t blocks_oldest_kept(const struct blocks *b)
 {
-    return b->kept.n ? b->kept.first - 1 : BLOCKS_NONE;
+    return b->kept.first ? b->kept.first - 1 : BLOCKS_NONE;
+}
+
+uint32_t blocks_n_holders(const struct blocks *b, uint32_t block_idx)
+{
+    return block_idx < b->n_blocks ? b->all[block_idx].n_holders : 0;
 }
 
 bool blocks_is_held(const struct blocks *b, uint32_t block_idx)
 {
     assert(block_idx < b->n_blocks);
     return b->all[block_idx].state == BLOCK_HELD;
+}
+
+bool blocks_is_in_use(const struct blocks *b, uint32_t block_idx)
+{
+    return block_idx < b->n_blocks &&
+           (b->all[block_idx].state == BLOCK_HELD || b->all[block_idx].state == BLOCK_KEPT);
+}
+
+bool blocks_keeps(const struct blocks *b, uint32_t block_idx)
+{
+    return b->all[block_idx].keeps;
 }
 
 bool blocks_was_held(const struct blocks *b, uint32_t block_idx)
@@ -216,6 +264,11 @@ uint32_t blocks_n_kept(const struct blocks *b)
     return b->kept.n;
 }
 
+uint64_t blocks_ledger(const struct blocks *b)
+{
+    return b->ledger;
+}
+
 /* ---- audit ----------------------------------------------------------------------------------- */
 
 static int unclean(const char **whyp, const char *why)
@@ -233,6 +286,52 @@ static int check_block(const struct block *k, bool is_ours, const char **whyp)
     if (k->state == BLOCK_KEPT ? !k->keeps : k->state != BLOCK_HELD && k->keeps)
         return unclean(whyp, "blocks: a block is kept that should not be, or free that should");
     return 0;
+}
+
+int blocks_audit(const struct blocks *b, uint32_t *n_sectorsp, const char **whyp)
+{
+    *n_sectorsp = b->n_sectors;
+    if (b->n_faults)
+        return unclean(whyp, "blocks: one was given back that nobody held, or was not there");
+    if (b->n_held + b->kept.n + b->free.n != b->n_sectors * b->per_sector)
+        return unclean(whyp, "blocks: held, kept and free ones are not those of its sectors");
+    return 0;
+}
+
+int blocks_audit_one(const struct blocks *b, uint32_t block_idx, const char **whyp)
+{
+    uint32_t sector = block_idx / b->per_sector, n_in_use = 0;
+    for (uint32_t i = sector * b->per_sector; i < (sector + 1) * b->per_sector; i++)
+        n_in_use += b->all[i].state == BLOCK_HELD || b->all[i].state == BLOCK_KEPT;
+    if (n_in_use != b->n_in_use[sector])
+        return unclean(whyp, "blocks: more or fewer are in use in a sector than it counts");
+    return check_block(&b->all[block_idx], n_in_use > 0, whyp);
+}
+
+void blocks_rebuild(struct blocks *b, const uint32_t *holders, bool *is_mine)
+{
+    b->free = b->kept = (struct ends){0};
+    b->n_held = b->n_sectors = b->n_faults = 0;
+    b->ledger = 0;
+    for (uint32_t sector = 0; sector < b->n_blocks / b->per_sector; sector++) {
+        uint32_t first = sector * b->per_sector, end = first + b->per_sector;
+        b->n_in_use[sector] = 0;
+        for (uint32_t i = first; i < end; i++)
+            b->n_in_use[sector] += holders[i] > 0;
+        b->n_sectors += b->n_in_use[sector] > 0;
+        is_mine[sector] |= b->n_in_use[sector] > 0;
+        for (uint32_t i = first; i < end; i++) {
+            b->all[i] = (struct block){.is_used = true};
+            if (b->n_in_use[sector] == 0)
+                continue;
+            for (uint32_t k = 0; k < holders[i]; k++)
+                add_holder(b, i);
+            if (holders[i] == 0) {
+                b->all[i].state = BLOCK_FREE;
+                list_add(b, &b->free, i);
+            }
+        }
+    }
 }
 
 /* A list from end to end. */
@@ -273,6 +372,10 @@ int blocks_check(const struct blocks *b, const uint32_t *holders, bool *is_mine,
     }
     if (n_of[BLOCK_FREE] != b->free.n || n_of[BLOCK_KEPT] != b->kept.n)
         return unclean(whyp, "blocks: free or kept ones are not in their list");
+    uint32_t n_sectors;
+    int fault = blocks_audit(b, &n_sectors, whyp);
+    if (fault)
+        return fault;
     int err = check_ends(b, &b->free, BLOCK_FREE, whyp);
     return err ? err : check_ends(b, &b->kept, BLOCK_KEPT, whyp);
 }

@@ -6,17 +6,8 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
-struct cache {
-    struct cache_config config;
-    struct sectors *sectors;
-    struct blocks *blocks[SIZING_GROUPS_MAX]; /* of each group                           */
-    struct prefix *prefix;                    /* of group 0, the only one; NULL: no sharing */
-    uint64_t n_evicted;
-    uint32_t *holders[SIZING_GROUPS_MAX]; /* scratch of the audit: of each block */
-    bool *owned;                          /* likewise: of each sector            */
-};
+#include "daemon/cache/cache_state.h"
 
 static bool can_share(const struct cache_config *config)
 {
@@ -29,7 +20,9 @@ static int group_new(struct cache *c, uint32_t g)
     if (r)
         return r;
     c->holders[g] = calloc(blocks_n_total(c->blocks[g]), sizeof *c->holders[g]);
-    return c->holders[g] ? 0 : -ENOMEM;
+    c->tags[g] = calloc(blocks_n_total(c->blocks[g]), sizeof *c->tags[g]);
+    c->seen[g] = calloc(blocks_n_total(c->blocks[g]), sizeof *c->seen[g]);
+    return c->holders[g] && c->tags[g] && c->seen[g] ? 0 : -ENOMEM;
 }
 
 int cache_new(struct cache **cachep, const struct cache_config *config)
@@ -43,7 +36,8 @@ int cache_new(struct cache **cachep, const struct cache_config *config)
     for (uint32_t g = 0; g < config->n_groups && !r; g++)
         r = group_new(c, g);
     c->owned = calloc(config->n_sectors, sizeof *c->owned);
-    if (!r && !c->owned)
+    c->noted = calloc(config->n_sectors, sizeof *c->noted);
+    if (!r && (!c->owned || !c->noted))
         r = -ENOMEM;
     if (!r && can_share(config))
         r = prefix_new(&c->prefix, c->blocks[0], config->page_size);
@@ -62,12 +56,20 @@ struct cache *cache_free(struct cache *c)
         for (uint32_t g = 0; g < SIZING_GROUPS_MAX; g++) {
             blocks_free(c->blocks[g]);
             free(c->holders[g]);
+            free(c->tags[g]);
+            free(c->seen[g]);
         }
         sectors_free(c->sectors);
         free(c->owned);
+        free(c->noted);
         free(c);
     }
     return NULL;
+}
+
+uint32_t cache_n_groups(const struct cache *c)
+{
+    return c->config.n_groups;
 }
 
 struct prefix_key cache_key(const struct cache *c, uint32_t uid, const void *salt, size_t n_salt)
@@ -135,6 +137,26 @@ uint32_t cache_reads_of(const struct cache *c, uint32_t n_tokens)
     return n_tokens < most ? n_tokens : most;
 }
 
+/* Notes that a table got the block of its entry i, or lost it. */
+static void gain(struct cache *c, struct table *t, uint32_t g, uint32_t i)
+{
+    uint32_t block_idx = t->block_idx[g][i];
+    c->ledger[g] += blocks_mark(block_idx);
+    c->n_entries++;
+    c->tags[g][block_idx] ^= tag_of(t, i);
+    t->sum += entry_of(t, g, i);
+}
+
+static void lose(struct cache *c, struct table *t, uint32_t g, uint32_t i)
+{
+    uint32_t block_idx = t->block_idx[g][i];
+    c->ledger[g] -= blocks_mark(block_idx);
+    c->n_entries--;
+    if (block_idx < blocks_n_total(c->blocks[g]))
+        c->tags[g][block_idx] ^= tag_of(t, i);
+    t->sum -= entry_of(t, g, i);
+}
+
 /* Blocks that t lacks in each row. */
 static uint32_t n_lacking(const struct cache *c, const struct table *t, uint32_t n_tokens)
 {
@@ -162,23 +184,44 @@ bool cache_has_room(const struct cache *c, struct cache_lack *sum, const struct 
     return have_room(c, sum->n_blocks);
 }
 
-/* Takes n blocks of a group; there is room. */
-static void take_blocks(struct cache *c, uint32_t g, uint32_t n, uint32_t *ids)
+/* Lets the entries [begin, end) of a row go. */
+static void release_blocks(struct cache *c, struct table *t, uint32_t g, uint32_t begin,
+                           uint32_t end)
 {
-    while (c->prefix && blocks_n_free(c->blocks[g]) < n) {
+    if (begin >= end)
+        return;
+    blocks_release(c->blocks[g], end - begin, t->block_idx[g] + begin);
+    for (uint32_t i = begin; i < end; i++)
+        lose(c, t, g, i);
+}
+
+/* Takes blocks for the entries [begin, end) of a row. There is room; false: only a fault in the
+ * bookkeeping could tell otherwise, and did. */
+static bool take_blocks(struct cache *c, struct table *t, uint32_t g, uint32_t begin, uint32_t end)
+{
+    while (c->prefix && blocks_n_free(c->blocks[g]) < end - begin &&
+           blocks_oldest_kept(c->blocks[g]) != BLOCKS_NONE) {
         prefix_give_up_oldest(c->prefix);
         c->n_evicted++;
     }
-    int r = blocks_take(c->blocks[g], n, ids);
-    assert(r == 0);
+    if (blocks_take(c->blocks[g], end - begin, t->block_idx[g] + begin))
+        return false;
+    for (uint32_t i = begin; i < end; i++)
+        gain(c, t, g, i);
+    return true;
 }
 
-/* Takes blocks until the table has n_blocks; there is room. */
-static void extend(struct cache *c, struct table *t, uint32_t n_blocks)
+/* Takes blocks until the table has n_blocks: 0, or CACHE_EXHAUSTED with the table as it was. */
+static int extend(struct cache *c, struct table *t, uint32_t n_blocks)
 {
     for (uint32_t g = 0; g < c->config.n_groups; g++)
-        take_blocks(c, g, n_blocks - t->n_blocks, t->block_idx[g] + t->n_blocks);
+        if (!take_blocks(c, t, g, t->n_blocks, n_blocks)) {
+            while (g-- > 0)
+                release_blocks(c, t, g, t->n_blocks, n_blocks);
+            return CACHE_EXHAUSTED;
+        }
     t->n_blocks = n_blocks;
+    return 0;
 }
 
 int cache_grow(struct cache *c, struct table *t, uint32_t n_tokens)
@@ -190,8 +233,7 @@ int cache_grow(struct cache *c, struct table *t, uint32_t n_tokens)
     assert(t->n_blocks + n_more <= t->max_blocks);
     if (!cache_has_room(c, &lack, t, n_tokens))
         return CACHE_EXHAUSTED;
-    extend(c, t, t->n_blocks + n_more);
-    return 0;
+    return extend(c, t, t->n_blocks + n_more);
 }
 
 void cache_slide(struct cache *c, struct table *t, uint32_t n_tokens)
@@ -203,6 +245,7 @@ void cache_slide(struct cache *c, struct table *t, uint32_t n_tokens)
         uint32_t end = (n_tokens + 1 - window) / c->config.page_size;
         for (; *gone < end; ++*gone) {
             blocks_release(c->blocks[g], 1, &t->block_idx[g][*gone]);
+            lose(c, t, g, *gone);
             t->block_idx[g][*gone] = TABLE_GONE;
         }
     }
@@ -211,7 +254,7 @@ void cache_slide(struct cache *c, struct table *t, uint32_t n_tokens)
 void cache_clear(struct cache *c, struct table *t)
 {
     for (uint32_t g = 0; g < c->config.n_groups; g++) {
-        blocks_release(c->blocks[g], t->n_blocks - t->n_gone[g], t->block_idx[g] + t->n_gone[g]);
+        release_blocks(c, t, g, t->n_gone[g], t->n_blocks);
         t->n_gone[g] = 0;
     }
     t->n_blocks = 0;
@@ -232,8 +275,8 @@ bool cache_was_used(const struct cache *c, uint32_t group, uint32_t block_idx)
 uint32_t cache_find(const struct cache *c, const struct prefix_key *key, const uint32_t *ids,
                     uint32_t n_ids, struct table *t)
 {
-    assert(t->n_blocks == 0 && n_ids > 0);
-    if (!c->prefix)
+    assert(n_ids > 0);
+    if (!c->prefix || t->n_blocks > 0)
         return 0;
     return prefix_find(c->prefix, key, ids, (n_ids - 1) / c->config.page_size, t->block_idx[0]);
 }
@@ -249,10 +292,17 @@ int cache_admit(struct cache *c, struct table *t, uint32_t n_found, uint32_t n_t
         n_room -= !blocks_is_held(c->blocks[0], t->block_idx[0][i]);
     if (n_blocks - n_found > n_room)
         return CACHE_EXHAUSTED;
-    for (; t->n_blocks < n_found; t->n_blocks++)
-        blocks_ref(c->blocks[0], t->block_idx[0][t->n_blocks]);
-    extend(c, t, n_blocks);
-    return 0;
+    for (; t->n_blocks < n_found; t->n_blocks++) {
+        if (!blocks_ref(c->blocks[0], t->block_idx[0][t->n_blocks])) {
+            cache_clear(c, t);
+            return CACHE_EXHAUSTED;
+        }
+        gain(c, t, 0, t->n_blocks);
+    }
+    if (extend(c, t, n_blocks) == 0)
+        return 0;
+    cache_clear(c, t);
+    return CACHE_EXHAUSTED;
 }
 
 void cache_promise(struct cache *c, const struct table *t, const struct prefix_key *key,
@@ -271,11 +321,12 @@ void cache_settle(struct cache *c, struct table *t, const struct prefix_key *key
         return;
     for (uint32_t i = begin / c->config.page_size; i < end / c->config.page_size; i++) {
         uint32_t there = prefix_add(c->prefix, key, ids, row, i);
-        if (there == BLOCKS_NONE || there == row[i])
+        if (there == BLOCKS_NONE || there == row[i] || !blocks_ref(c->blocks[0], there))
             continue;
-        blocks_ref(c->blocks[0], there);
         blocks_release(c->blocks[0], 1, &row[i]);
+        lose(c, t, 0, i);
         row[i] = there;
+        gain(c, t, 0, i);
     }
 }
 
@@ -286,23 +337,34 @@ void cache_forget(struct cache *c, const struct table *t, uint32_t first_block)
             prefix_forget(c->prefix, t->block_idx[0][i]);
 }
 
+void cache_forget_own(struct cache *c, const struct table *t)
+{
+    if (c->prefix)
+        for (uint32_t i = 0; i < t->n_blocks; i++)
+            if (blocks_n_holders(c->blocks[0], t->block_idx[0][i]) == 1)
+                prefix_forget(c->prefix, t->block_idx[0][i]);
+}
+
 bool cache_prefix_is_found(const struct cache *c, uint32_t n_tokens)
 {
     return n_tokens == 0 || (c->prefix && n_tokens % c->config.page_size == 0);
 }
 
-/* Fills one row of t from that of `from`. */
-static void fork_row(struct cache *c, uint32_t g, const struct table *from, struct table *t,
+/* Fills one row of t from that of `from`; false, and it is empty: as take_blocks. */
+static bool fork_row(struct cache *c, uint32_t g, const struct table *from, struct table *t,
                      uint32_t n_shared)
 {
     uint32_t *row = t->block_idx[g];
     for (uint32_t i = 0; i < n_shared; i++) {
         row[i] = from->block_idx[g][i];
-        if (i >= from->n_gone[g])
-            blocks_ref(c->blocks[g], row[i]);
+        if (i >= from->n_gone[g] && blocks_ref(c->blocks[g], row[i]))
+            gain(c, t, g, i);
     }
-    take_blocks(c, g, from->n_blocks - n_shared, row + n_shared);
     t->n_gone[g] = from->n_gone[g];
+    if (take_blocks(c, t, g, n_shared, from->n_blocks))
+        return true;
+    release_blocks(c, t, g, t->n_gone[g], n_shared);
+    return false;
 }
 
 int cache_fork(struct cache *c, const struct table *from, struct table *t, uint32_t n_tokens)
@@ -317,7 +379,11 @@ int cache_fork(struct cache *c, const struct table *from, struct table *t, uint3
     if (!have_room(c, n_own))
         return CACHE_EXHAUSTED;
     for (uint32_t g = 0; g < c->config.n_groups; g++)
-        fork_row(c, g, from, t, n_shared[g]);
+        if (!fork_row(c, g, from, t, n_shared[g])) {
+            while (g-- > 0)
+                release_blocks(c, t, g, t->n_gone[g], from->n_blocks);
+            return CACHE_EXHAUSTED;
+        }
     t->n_blocks = from->n_blocks;
     return 0;
 }
@@ -351,63 +417,4 @@ void cache_counts(const struct cache *c, struct cache_counts *counts)
         .n_evicted = c->n_evicted,
         .free_share = free_sectors / c->config.n_sectors,
     };
-}
-
-/* ---- audit ----------------------------------------------------------------------------------- */
-
-static int unclean(const char **whyp, const char *why)
-{
-    *whyp = why;
-    return -EUCLEAN;
-}
-
-int cache_check_table(const struct cache *c, const struct table *t, const struct prefix_key *key,
-                      const uint32_t *ids, uint32_t n_computed, const char **whyp)
-{
-    const uint32_t *row = t->block_idx[0];
-    uint32_t n_complete = n_computed / c->config.page_size;
-    bool is_reachable = true; /* behind a block that was forgotten nothing can be found */
-    for (uint32_t i = 0; c->prefix && i < t->n_blocks; i++) {
-        bool is_there = prefix_has(c->prefix, row[i]);
-        is_reachable = is_reachable && is_there;
-        if (is_there && i >= n_complete)
-            return unclean(whyp, "cache: others find a block that is not complete");
-        if (is_reachable && !prefix_holds(c->prefix, key, ids, row, i))
-            return unclean(whyp, "cache: others find a block that holds something else");
-    }
-    return 0;
-}
-
-void cache_audit_begin(struct cache *c)
-{
-    for (uint32_t g = 0; g < c->config.n_groups; g++)
-        memset(c->holders[g], 0, blocks_n_total(c->blocks[g]) * sizeof *c->holders[g]);
-    memset(c->owned, 0, c->config.n_sectors * sizeof *c->owned);
-}
-
-int cache_audit_table(struct cache *c, const struct table *t, const char **whyp)
-{
-    for (uint32_t g = 0; g < c->config.n_groups; g++) {
-        if (t->n_gone[g] > t->n_blocks)
-            return unclean(whyp, "cache: more of a table is gone than there was");
-        for (uint32_t i = 0; i < t->n_gone[g]; i++)
-            if (t->block_idx[g][i] != TABLE_GONE)
-                return unclean(whyp, "cache: a table names a block that is gone");
-        for (uint32_t i = t->n_gone[g]; i < t->n_blocks; i++) {
-            if (t->block_idx[g][i] >= blocks_n_total(c->blocks[g]))
-                return unclean(whyp, "cache: a table names a block that is not there");
-            c->holders[g][t->block_idx[g][i]]++;
-        }
-    }
-    return 0;
-}
-
-int cache_audit_end(struct cache *c, const char **whyp)
-{
-    int r = 0;
-    for (uint32_t g = 0; g < c->config.n_groups && !r; g++)
-        r = blocks_check(c->blocks[g], c->holders[g], c->owned, whyp);
-    if (!r)
-        r = sectors_check(c->sectors, c->owned, whyp);
-    return r || !c->prefix ? r : prefix_check(c->prefix, whyp);
 }

@@ -41,6 +41,8 @@ struct cache_config {
 int cache_new(struct cache **cachep, const struct cache_config *config);
 struct cache *cache_free(struct cache *c); /* NULL is fine; returns NULL */
 
+uint32_t cache_n_groups(const struct cache *c);
+
 /* Whose blocks a request may find: those of its user, or of a salt (prefix.h). */
 struct prefix_key cache_key(const struct cache *c, uint32_t uid, const void *salt, size_t n_salt);
 
@@ -100,6 +102,9 @@ void cache_settle(struct cache *c, struct table *t, const struct prefix_key *key
 /* None of the table's blocks from that one on can be found any more. */
 void cache_forget(struct cache *c, const struct table *t, uint32_t first_block);
 
+/* None of those that nobody else holds. */
+void cache_forget_own(struct cache *c, const struct table *t);
+
 /* Whether a request always finds its first n_tokens, if another one with the same ids computed them,
  * in an earlier step or in the one that it is taken into: they fill blocks that are shared. */
 bool cache_prefix_is_found(const struct cache *c, uint32_t n_tokens);
@@ -125,15 +130,51 @@ struct cache_counts {
 };
 void cache_counts(const struct cache *c, struct cache_counts *counts);
 
-/* Audits the table of a request with ids[], of which n_computed are in the cache at most: what
- * others find of it is what its ids say. 0, or -EUCLEAN and *whyp a sentence. */
+/* ---- audit: each returns 0, or -EUCLEAN and *whyp a sentence --------------------------------- */
+
+/* The laws that cost next to nothing, for every step: blocks, holders and tables add up. And whether
+ * what is said of one block, another one each time, fits together. */
+int cache_audit(const struct cache *c, const char **whyp);
+int cache_audit_block(struct cache *c, const char **whyp);
+
+/* How many entries of all tables it has given out. */
+uint64_t cache_n_entries(const struct cache *c);
+
+/* A table names what it was given. */
+int cache_audit_sum(const struct cache *c, const struct table *t, const char **whyp);
+
+/* Entry i of a table: its blocks are held, and found by others iff it is complete. */
+int cache_audit_entry(const struct cache *c, const struct table *t, uint32_t i, bool is_complete,
+                      const char **whyp);
+
+/* That complete entry is found as what it is: it costs a look at all its ids. */
+int cache_audit_ids(const struct cache *c, const struct table *t, uint32_t i,
+                    const struct prefix_key *key, const uint32_t *ids, const char **whyp);
+
+/* The table of a request with ids[], of which n_computed are in the cache at most: what others find
+ * of it is what its ids say. */
 int cache_check_table(const struct cache *c, const struct table *t, const struct prefix_key *key,
                       const uint32_t *ids, uint32_t n_computed, const char **whyp);
 
-/* Audits all of it together with all tables, which it is told one by one between begin and end.
- * All return 0, or -EUCLEAN and *whyp a sentence. */
+/* All of it together with all tables, which it is told one by one between begin and end. */
 void cache_audit_begin(struct cache *c);
 int cache_audit_table(struct cache *c, const struct table *t, const char **whyp);
 int cache_audit_end(struct cache *c, const char **whyp);
+
+/* ---- after a fault --------------------------------------------------------------------------- */
+
+/* Once all tables are told: whether those that name what t has at entry i are those that took it.
+ * With another table: whether all is right but that this one does and should not, or should and
+ * does not. */
+bool cache_is_right(const struct cache *c, const struct table *t, uint32_t group, uint32_t i,
+                    const struct table *other);
+
+/* What the caller notes of each block after cache_audit_begin, instead of telling of tables; at
+ * first 0. NULL: the block's sector was noted for another group. */
+uint32_t *cache_note(struct cache *c, uint32_t group, uint32_t block_idx);
+
+/* Makes all be what the tables say that it was told of since cache_audit_begin. Nothing is found
+ * any more before it is settled. */
+void cache_rebuild(struct cache *c);
 
 #endif

@@ -36,6 +36,7 @@ struct prefix {
     uint32_t *places;      /* [mask + 1] id plus one; 0: none */
     struct entry *entries; /* [n_blocks]                   */
     uint32_t *ids;         /* [n_blocks][page_size]        */
+    uint32_t n_faults;
     uint64_t last_serial;
     uint64_t seed;
     uint8_t secret[192];
@@ -111,7 +112,7 @@ static uint32_t lookup(const struct prefix *p, uint64_t hash, const struct prefi
                        const uint32_t *ids)
 {
     uint32_t at = p->places[hash & p->mask];
-    for (; at; at = p->entries[at - 1].next) {
+    for (uint32_t n = 0; at && n <= p->n_entries; at = p->entries[at - 1].next, n++) {
         const struct entry *e = &p->entries[at - 1];
         if (e->hash == hash && e->before.word[0] == before->word[0] &&
             e->before.word[1] == before->word[1] &&
@@ -131,7 +132,7 @@ uint32_t prefix_find(const struct prefix *p, const struct prefix_key *key, const
         const uint32_t *block_ids = ids + (size_t)n * p->page_size;
         hash = hash_ids(p, block_ids, hash);
         block_idx[n] = lookup(p, hash, &before, block_ids);
-        if (block_idx[n] == BLOCKS_NONE)
+        if (block_idx[n] == BLOCKS_NONE || !blocks_is_in_use(p->blocks, block_idx[n]))
             break;
         before = (struct prefix_key){{p->entries[block_idx[n]].serial, HANGS_ON_BLOCK}};
     }
@@ -175,11 +176,10 @@ void prefix_forget(struct prefix *p, uint32_t block_idx)
     if (e->serial == 0)
         return;
     uint32_t *at = &p->places[e->hash & p->mask];
-    while (*at != block_idx + 1) {
-        assert(*at);
+    for (uint32_t n = 0; *at && *at != block_idx + 1 && n <= p->n_entries; n++)
         at = &p->entries[*at - 1].next;
-    }
-    *at = e->next;
+    if (*at == block_idx + 1)
+        *at = e->next;
     e->serial = 0;
     p->n_entries--;
     blocks_give_up(p->blocks, block_idx);
@@ -207,7 +207,20 @@ void prefix_give_up_oldest(struct prefix *p)
 {
     uint32_t oldest = blocks_oldest_kept(p->blocks);
     assert(oldest != BLOCKS_NONE);
-    prefix_forget(p, oldest);
+    if (prefix_has(p, oldest)) {
+        prefix_forget(p, oldest);
+    } else {
+        p->n_faults++;
+        blocks_give_up(p->blocks, oldest);
+    }
+}
+
+void prefix_clear(struct prefix *p)
+{
+    memset(p->places, 0, ((size_t)p->mask + 1) * sizeof *p->places);
+    for (uint32_t i = 0; i < blocks_n_total(p->blocks); i++)
+        p->entries[i].serial = 0;
+    p->n_entries = p->n_faults = 0;
 }
 
 /* ---- audit ----------------------------------------------------------------------------------- */
@@ -216,6 +229,20 @@ static int unclean(const char **whyp, const char *why)
 {
     *whyp = why;
     return -EUCLEAN;
+}
+
+bool prefix_is_reachable(const struct prefix *p, uint32_t block_idx)
+{
+    const struct entry *e = &p->entries[block_idx];
+    uint32_t at = p->places[e->hash & p->mask];
+    for (uint32_t n = 0; at && at != block_idx + 1 && n <= p->n_entries; n++)
+        at = p->entries[at - 1].next;
+    return e->serial == 0 || at == block_idx + 1;
+}
+
+uint32_t prefix_n_faults(const struct prefix *p)
+{
+    return p->n_faults;
 }
 
 int prefix_check(const struct prefix *p, const char **whyp)

@@ -54,6 +54,14 @@ bool prefix_has(const struct prefix *p, uint32_t block_idx);
 /* Frees the oldest kept block; there is one. */
 void prefix_give_up_oldest(struct prefix *p);
 
+/* Forgets all, without a word to the pool, which is being rebuilt. */
+void prefix_clear(struct prefix *p);
+
+/* Of one block: if it is in here, it is found where it is looked for. And whether a block was ever
+ * kept that was not in here. */
+bool prefix_is_reachable(const struct prefix *p, uint32_t block_idx);
+uint32_t prefix_n_faults(const struct prefix *p);
+
 /* Audits: 0, or -EUCLEAN and *whyp a sentence. */
 int prefix_check(const struct prefix *p, const char **whyp);
 

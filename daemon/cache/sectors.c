@@ -13,8 +13,9 @@ struct sectors {
     uint32_t n;
     uint32_t n_ever_held; /* ids below were held at least once */
     uint32_t n_released;  /* entries of the stack              */
-    uint32_t *released;   /* [n] stack of ids                  */
-    uint8_t *state;       /* [n] enum sector_state             */
+    uint32_t n_faults;
+    uint32_t *released; /* [n] stack of ids                  */
+    uint8_t *state;     /* [n] enum sector_state             */
 };
 
 int sectors_new(struct sectors **sectorsp, uint32_t n)
@@ -46,24 +47,26 @@ struct sectors *sectors_free(struct sectors *s)
 
 uint32_t sectors_take(struct sectors *s)
 {
-    uint32_t id;
-    if (s->n_released > 0) {
-        id = s->released[--s->n_released];
-        assert(s->state[id] == SECTOR_RELEASED);
-        s->state[id] = SECTOR_HELD_AGAIN;
-    } else if (s->n_ever_held < s->n) {
-        id = s->n_ever_held++;
-        assert(s->state[id] == SECTOR_NEVER_HELD);
-        s->state[id] = SECTOR_HELD;
-    } else {
-        id = SECTORS_NONE;
+    while (s->n_released > 0) {
+        uint32_t id = s->released[--s->n_released];
+        if (id < s->n && s->state[id] == SECTOR_RELEASED) {
+            s->state[id] = SECTOR_HELD_AGAIN;
+            return id;
+        }
+        s->n_faults++; /* it is held: whoever gave it back had no right to */
     }
-    return id;
+    if (s->n_ever_held == s->n)
+        return SECTORS_NONE;
+    s->state[s->n_ever_held] = SECTOR_HELD;
+    return s->n_ever_held++;
 }
 
 void sectors_release(struct sectors *s, uint32_t sector_idx)
 {
-    assert(sector_idx < s->n_ever_held && s->state[sector_idx] != SECTOR_RELEASED);
+    if (sector_idx >= s->n_ever_held || s->state[sector_idx] == SECTOR_RELEASED) {
+        s->n_faults++;
+        return;
+    }
     s->state[sector_idx] = SECTOR_RELEASED;
     s->released[s->n_released++] = sector_idx;
 }
@@ -82,6 +85,24 @@ uint32_t sectors_n_total(const struct sectors *s)
 uint32_t sectors_n_free(const struct sectors *s)
 {
     return s->n_released + (s->n - s->n_ever_held);
+}
+
+uint32_t sectors_n_faults(const struct sectors *s)
+{
+    return s->n_faults;
+}
+
+void sectors_rebuild(struct sectors *s, const bool *is_held)
+{
+    for (uint32_t i = 0; i < s->n; i++)
+        if (is_held[i] && i >= s->n_ever_held)
+            s->n_ever_held = i + 1;
+    s->n_released = s->n_faults = 0;
+    for (uint32_t i = s->n_ever_held; i-- > 0;) {
+        s->state[i] = is_held[i] ? SECTOR_HELD_AGAIN : SECTOR_RELEASED;
+        if (!is_held[i])
+            s->released[s->n_released++] = i;
+    }
 }
 
 static int unclean(const char **whyp, const char *why)

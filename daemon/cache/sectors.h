@@ -18,7 +18,7 @@ struct sectors *sectors_free(struct sectors *s); /* NULL is fine; returns NULL *
 
 /* A free one, or SECTORS_NONE. */
 uint32_t sectors_take(struct sectors *s);
-/* It is held. */
+/* It is held; if not, that is a fault, and nothing happens. */
 void sectors_release(struct sectors *s, uint32_t sector_idx);
 
 /* Whether this sector had a holder before it was last taken. */
@@ -26,6 +26,12 @@ bool sectors_was_held(const struct sectors *s, uint32_t sector_idx);
 
 uint32_t sectors_n_total(const struct sectors *s);
 uint32_t sectors_n_free(const struct sectors *s);
+
+/* How often it was asked for what can't be: a fault of the callers. */
+uint32_t sectors_n_faults(const struct sectors *s);
+
+/* Makes it what its holders say: is_held[n_total]. No fault has ever been. */
+void sectors_rebuild(struct sectors *s, const bool *is_held);
 
 /* Audits: 0, or -EUCLEAN and *whyp a sentence. is_held[n_total]: what their holders say. */
 int sectors_check(const struct sectors *s, const bool *is_held, const char **whyp);

@@ -18,6 +18,7 @@ struct table {
     uint32_t *block_idx[SIZING_GROUPS_MAX]; /* [max_blocks], the first n_blocks in use */
     uint32_t n_gone[SIZING_GROUPS_MAX];     /* of these, the first ones are gone       */
     uint32_t n_blocks, max_blocks;
+    uint32_t sum; /* cache.c's, of all entries that are not gone: they are what it wrote */
 };
 
 /* An empty table over storage[n_groups * max_blocks], which must outlive it. */

@@ -27,6 +27,8 @@ struct ranges {
 struct requests {
     struct request *all; /* [n_requests] */
     uint32_t n_requests, n_free;
+    uint64_t n_tokens; /* prompts and limits of those taken */
+    uint32_t n_faults;
     uint32_t tokens_max, n_groups, blocks_max;
     struct list free; /* the latest released first: its pages are there already */
     struct ranges ids, tables, stops, wishes;
@@ -131,6 +133,7 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
     struct request *r = list_entry(p->free.next, struct request, link);
     list_remove(&r->link);
     p->n_free--;
+    p->n_tokens += (uint64_t)spec->n_prompt + spec->max_new_tokens;
     uint32_t place = (uint32_t)(r - p->all);
     *r = (struct request){
         .phase = REQUEST_WAITING,
@@ -171,7 +174,7 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
 
 void requests_release(struct requests *p, struct request *r)
 {
-    assert(r->table.n_blocks == 0);
+    p->n_faults += r->table.n_blocks != 0;
     assert(list_is_empty(&r->link) && list_is_empty(&r->end_link));
     assert(list_is_empty(&r->sibling) && list_is_empty(&r->children));
     uint32_t place = (uint32_t)(r - p->all);
@@ -179,11 +182,27 @@ void requests_release(struct requests *p, struct request *r)
     ranges_trim(&p->tables, place, (size_t)p->n_groups * r->n_ids * sizeof(uint32_t));
     list_prepend(&p->free, &r->link);
     p->n_free++;
+    p->n_tokens -= (uint64_t)r->n_prompt + r->max_new_tokens;
 }
 
 uint32_t requests_n_free(const struct requests *p)
 {
     return p->n_free;
+}
+
+uint32_t requests_n_faults(const struct requests *p)
+{
+    return p->n_faults;
+}
+
+void requests_pardon(struct requests *p)
+{
+    p->n_faults = 0;
+}
+
+uint64_t requests_n_tokens(const struct requests *p)
+{
+    return p->n_tokens;
 }
 
 void request_soft_reset(struct request *r, struct cache *c)

@@ -95,6 +95,7 @@ struct request {
     /* A row of its was not finite: it is computed once more, from the first id, and neither takes
      * blocks of others nor gives any. */
     bool is_suspect;
+    bool is_broken; /* what is kept of it contradicts itself, or what is kept of another */
 
     struct sampler sampler;
     uint32_t *stop_ids; /* [n_stop_ids] */
@@ -129,10 +130,16 @@ struct requests *requests_free(struct requests *p); /* NULL is fine; returns NUL
 struct request *requests_take(struct requests *p, const struct request_spec *spec,
                               const struct request_vocab *vocab, uint64_t now_ns);
 
-/* Takes r back. It must hold no blocks and be in no list. */
+/* Takes r back. It is in no list and holds no blocks; if it seems to, that is a fault. */
 void requests_release(struct requests *p, struct request *r);
 
+/* How often that was so. */
+uint32_t requests_n_faults(const struct requests *p);
+void requests_pardon(struct requests *p); /* none has ever been */
+
 uint32_t requests_n_free(const struct requests *p);
+/* Sum of prompts and limits of those that are taken. */
+uint64_t requests_n_tokens(const struct requests *p);
 
 static inline uint32_t request_n_generated(const struct request *r)
 {

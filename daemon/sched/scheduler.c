@@ -11,21 +11,11 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/sched/scheduler_state.h"
+
 /* Prefill of a step is never cut below this, and starts from the guess until something was
  * measured. */
 enum { PREFILL_TOKENS_MIN = 16, PREFILL_TOKENS_GUESS = 64, STEP_TOKENS_MULTIPLE = 16 };
-
-struct scheduler {
-    struct scheduler_config config;
-    struct cache *cache;
-    struct list active, waiting;
-    struct request **order; /* [max_requests] */
-    uint32_t n_active, n_waiting;
-    uint32_t n_starved;  /* active requests with starved_tokens != 0             */
-    bool admission_shut; /* after a soft reset, until an active request leaves   */
-    double ns_per_token; /* of late steps that held prefill; 0: none measured    */
-    uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens, n_forks;
-};
 
 /* What is left of a step's budgets while a plan is made. */
 struct budget {
@@ -48,8 +38,10 @@ int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *
     if (s->config.safety_margin < 0)
         s->config.safety_margin = config->policy->safety_margin;
     s->cache = c;
+    s->n_groups = cache_n_groups(c);
     list_init(&s->active);
     list_init(&s->waiting);
+    s->turn = &s->active;
     s->order = calloc(config->max_requests, sizeof *s->order);
     if (!s->order) {
         scheduler_free(s);
@@ -98,13 +90,14 @@ static void release_children(struct request *r)
         release_child(list_entry(r->children.next, struct request, sibling));
 }
 
-/* An active request leaves the list; whoever waits for that to be admitted may be. */
+/* An active request leaves the list. */
 static void deactivate(struct scheduler *s, struct request *r)
 {
+    if (s->turn == &r->link)
+        s->turn = r->link.next;
     list_remove(&r->link);
     s->n_active--;
     s->n_starved -= r->starved_tokens != 0;
-    s->admission_shut = false;
 }
 
 void scheduler_remove(struct scheduler *s, struct request *r)
@@ -115,17 +108,19 @@ void scheduler_remove(struct scheduler *s, struct request *r)
     if (r->phase == REQUEST_WAITING) {
         list_remove(&r->link);
         s->n_waiting--;
-        return;
+    } else {
+        deactivate(s, r);
+        s->admission_shut = false;
     }
-    deactivate(s, r);
     if (r->end.finish == FINISH_ERROR)
-        cache_forget(s->cache, &r->table, 0);
+        cache_forget_own(s->cache, &r->table);
     cache_clear(s->cache, &r->table);
 }
 
 void scheduler_restart(struct scheduler *s, struct request *r)
 {
     deactivate(s, r);
+    s->admission_shut = false;
     request_soft_reset(r, s->cache);
     list_prepend(&s->waiting, &r->link);
     s->n_waiting++;
@@ -184,12 +179,13 @@ static bool relieve(struct scheduler *s)
         for (link = s->active.prev; link != &s->active; link = link->prev)
             if (list_entry(link, struct request, link)->starved_tokens != 0)
                 break;
-        assert(link != &s->active);
-        list_remove(link);
+        if (link == &s->active) {
+            s->n_starved = 0; /* it was counted wrong */
+            break;
+        }
+        deactivate(s, list_entry(link, struct request, link));
         list_prepend(&victims, link);
         request_soft_reset(list_entry(link, struct request, link), s->cache);
-        s->n_starved--;
-        s->n_active--;
         s->n_soft_resets++;
     }
     if (list_is_empty(&victims))
@@ -277,7 +273,7 @@ static bool make_room(struct scheduler *s, struct budget *left, struct request *
     bool waits = r->phase == REQUEST_WAITING;
     if ((waits ? cache_admit(s->cache, &r->table, o->n_found, n_tokens)
                : cache_grow(s->cache, &r->table, n_tokens)) == 0)
-        return true;
+        return r->table.n_blocks >= table_blocks_for(n_tokens, s->config.page_size);
     if (!left->without_room)
         left->without_room = r;
     if (!waits) {
@@ -328,11 +324,24 @@ static void take(struct scheduler *s, struct batch *b, struct request *r, const 
 static void take_blocks_only(struct scheduler *s, struct request *r, const struct offer *o,
                              uint64_t now_ns)
 {
-    int err = cache_admit(s->cache, &r->table, o->n_found, o->past);
-    assert(err == 0);
+    if (cache_admit(s->cache, &r->table, o->n_found, o->past))
+        return;
     count_hit(s, r, o);
     r->past = o->past;
     activate(s, r, REQUEST_PREFILLING, now_ns);
+}
+
+/* What would do harm if it ran; the audit is to find it. */
+static bool contradicts_itself(const struct request *r)
+{
+    switch (r->phase) {
+    case REQUEST_WAITING:
+        return r->past != 0 || r->table.n_blocks != 0;
+    case REQUEST_PREFILLING:
+        return r->past >= r->n_ids;
+    default:
+        return r->past + 1 != r->n_ids;
+    }
 }
 
 /* Tries to take r into the batch. LIKE_IT_NONE: r was refused for a reason that holds for every
@@ -340,7 +349,7 @@ static void take_blocks_only(struct scheduler *s, struct request *r, const struc
 static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left, struct request *r)
 {
     bool decodes = r->phase == REQUEST_DECODING;
-    if (r->parent)
+    if (r->parent || contradicts_itself(r))
         return PASSED_OVER;
     if (left->below_margin && b->n_entries > 0 && !decodes)
         return LIKE_IT_NONE;
@@ -370,7 +379,6 @@ static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left
 static struct request *fill(struct scheduler *s, struct batch *b, uint64_t now_ns)
 {
     uint32_t n = s->config.policy->order(&s->active, s->order), n_decoding = 0;
-    assert(n == s->n_active);
     s->n_starved = 0;
     for (uint32_t i = 0; i < n; i++) {
         s->order[i]->starved_tokens = 0;
@@ -463,60 +471,4 @@ const struct list *scheduler_active(const struct scheduler *s)
 const struct list *scheduler_waiting(const struct scheduler *s)
 {
     return &s->waiting;
-}
-
-/* ---- audit ----------------------------------------------------------------------------------- */
-
-static int unclean(const char **whyp, const char *why)
-{
-    *whyp = why;
-    return -EUCLEAN;
-}
-
-/* Audits the requests of one list and tells the cache of their tables. */
-static int check_list(const struct scheduler *s, const struct list *head, bool waiting,
-                      bool between_steps, uint32_t *np, uint32_t *n_starvedp, const char **whyp)
-{
-    for (const struct list *link = head->next; link != head; link = link->next) {
-        if (link->next->prev != link || link->prev->next != link)
-            return unclean(whyp, "scheduler: a list is broken");
-        const struct request *r = list_entry(link, struct request, link);
-        if ((r->phase == REQUEST_WAITING) != waiting)
-            return unclean(whyp, "scheduler: a request is in the wrong list");
-        if (r->parent && (!waiting || list_is_empty(&r->sibling)))
-            return unclean(whyp, "scheduler: a child is active or unknown to its parent");
-        for (const struct list *c = r->children.next; c != &r->children; c = c->next)
-            if (list_entry(c, struct request, sibling)->parent != r)
-                return unclean(whyp, "scheduler: a parent has another's child");
-        int err = request_check(r, s->config.page_size, between_steps, whyp);
-        if (err)
-            return err;
-        err = cache_audit_table(s->cache, &r->table, whyp);
-        if (err)
-            return err;
-        err = cache_check_table(s->cache, &r->table, &r->key, r->ids,
-                                between_steps && r->end.finish == FINISH_NONE ? r->past : r->n_ids,
-                                whyp);
-        if (err)
-            return err;
-        *np += 1;
-        *n_starvedp += r->starved_tokens != 0;
-    }
-    return 0;
-}
-
-int scheduler_check(const struct scheduler *s, bool between_steps, const char **whyp)
-{
-    uint32_t n_active = 0, n_waiting = 0, n_starved = 0;
-    cache_audit_begin(s->cache);
-    int err = check_list(s, &s->active, false, between_steps, &n_active, &n_starved, whyp);
-    if (!err)
-        err = check_list(s, &s->waiting, true, between_steps, &n_waiting, &n_starved, whyp);
-    if (err)
-        return err;
-    if (n_active != s->n_active || n_waiting != s->n_waiting || n_starved != s->n_starved)
-        return unclean(whyp, "scheduler: a count is not its list's length");
-    if (s->admission_shut && n_active == 0)
-        return unclean(whyp, "scheduler: admission is shut and nobody is there to open it");
-    return cache_audit_end(s->cache, whyp);
 }

@@ -107,6 +107,16 @@ void scheduler_counts(const struct scheduler *s, struct scheduler_counts *counts
 const struct list *scheduler_active(const struct scheduler *s);
 const struct list *scheduler_waiting(const struct scheduler *s);
 
+/* What is cheap enough for every step, between two of them: sums of requests and of their blocks,
+ * and all that is kept of one request, another one each time. 0, or -EUCLEAN and *whyp a
+ * sentence. */
+int scheduler_audit(struct scheduler *s, const char **whyp);
+
+/* After an audit that failed: requests that contradict themselves or each other become is_broken
+ * and lose their blocks; they are to be ended. All sums, and the cache, are made anew from the
+ * others. */
+void scheduler_repair(struct scheduler *s);
+
 /* Audits lists, requests, tables and the pool together: 0, or -EUCLEAN and *whyp a sentence. */
 int scheduler_check(const struct scheduler *s, bool between_steps, const char **whyp);
 

@@ -39,7 +39,8 @@ static int measure(uint32_t page_size, uint32_t n_blocks)
                                    .max_held_tokens = N_REQUESTS * (N_PROMPT + N_NEW),
                                    .max_batch_tokens = 512,
                                    .max_requests_per_batch = N_REQUESTS,
-                                   .safety_margin = -1};
+                                   .safety_margin = -1,
+                                   .allow_block_sharing = true};
     struct engine_sink sink = {.token = on_token, .end = on_end};
     struct model *model;
     struct engine *engine;

@@ -1,6 +1,5 @@
 /* Pools over common sectors against naive models under random programs. */
 #include <criterion/criterion.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -226,14 +225,46 @@ static struct blocks *pool_of_4(struct sectors **sectorsp)
     return b;
 }
 
-Test(blocks, releasing_twice_stops, .signal = SIGABRT)
+Test(blocks, what_can_not_be_is_counted_and_undone_by_a_rebuild)
 {
     struct sectors *s;
     struct blocks *b = pool_of_4(&s);
-    uint32_t id;
-    blocks_take(b, 1, &id);
-    blocks_release(b, 1, &id);
-    blocks_release(b, 1, &id);
+    const char *why = NULL;
+    uint32_t ids[3], far = 77, n_sectors;
+    for (int fault = 0; fault < 6; fault++) {
+        bool owned[4] = {false};
+        cr_assert_eq(blocks_take(b, 3, ids), 0);
+        cr_assert_eq(blocks_audit(b, &n_sectors, &why), 0);
+        cr_assert_eq(n_sectors, 3);
+        blocks_release(b, 1, &ids[2]);
+        if (fault == 0)
+            blocks_release(b, 1, &ids[2]);
+        else if (fault == 1)
+            blocks_release(b, 1, &far);
+        else if (fault == 2)
+            cr_assert(!blocks_ref(b, ids[2]));
+        else if (fault == 3)
+            cr_assert(!blocks_ref(b, far));
+        else if (fault == 4)
+            blocks_keep(b, ids[2]);
+        else
+            blocks_give_up(b, ids[0]);
+        cr_assert_lt(blocks_audit(b, &n_sectors, &why), 0);
+        uint32_t holders[4] = {0};
+        holders[ids[0]] = 2; /* so two tables say */
+        blocks_rebuild(b, holders, owned);
+        sectors_rebuild(s, owned);
+        cr_assert_eq(blocks_audit(b, &n_sectors, &why), 0);
+        memset(owned, 0, sizeof owned);
+        cr_assert_eq(blocks_check(b, holders, owned, &why), 0, "%s", why);
+        cr_assert_eq(sectors_check(s, owned, &why), 0, "%s", why);
+        cr_assert_eq(blocks_n_free(b), 3);
+        blocks_release(b, 1, ids);
+        blocks_release(b, 1, ids);
+        cr_assert_eq(blocks_n_free(b), 4);
+    }
+    blocks_free(b);
+    sectors_free(s);
 }
 
 Test(blocks, audit_sees_a_holder_that_the_pool_does_not)

@@ -10,6 +10,7 @@
 #include "daemon/daemon.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -260,6 +261,20 @@ void daemon_settings_changed(struct daemon *d)
 
 /* ---- a turn ---------------------------------------------------------------------------------- */
 
+/* Logged the first time, the second, the fourth, and so on: one bug may show at every step. */
+static void count_violations(struct daemon *d, const struct engine_stats *now)
+{
+    uint64_t n = now->n_violations;
+    if (n == d->seen.n_violations)
+        return;
+    cb_stats_add(d->config.stats, CB_STAT_violations, n - d->seen.n_violations);
+    if ((n & (n - 1)) == 0)
+        log_warnx(d->config.log,
+                  "the bookkeeping contradicted itself, time %" PRIu64 ", and was repaired; "
+                  "requests may have failed with CB_INTERNAL (%s): please report this",
+                  n, now->violation);
+}
+
 /* Publishes what the engine counted since the last turn; notes whether anything moved. */
 static void count(struct daemon *d)
 {
@@ -274,12 +289,7 @@ static void count(struct daemon *d)
     cb_stats_add(page, CB_STAT_prefix_hits, now.n_prefix_hits - d->seen.n_prefix_hits);
     cb_stats_add(page, CB_STAT_soft_resets, now.n_soft_resets - d->seen.n_soft_resets);
     cb_stats_add(page, CB_STAT_forks, now.n_forks - d->seen.n_forks);
-    cb_stats_add(page, CB_STAT_violations, now.n_violations - d->seen.n_violations);
-    if (now.n_violations != d->seen.n_violations)
-        log_warnx(d->config.log,
-                  "the bookkeeping contradicted itself and was repaired; requests may have failed "
-                  "with CB_INTERNAL (%s): please report this",
-                  now.violation);
+    count_violations(d, &now);
     cb_stats_add(page, CB_STAT_restarts, now.n_restarts - d->seen.n_restarts);
     cb_stats_add(page, CB_STAT_blocks_evicted, now.n_evicted_blocks - d->seen.n_evicted_blocks);
     cb_stats_add(page, CB_STAT_model_ns, now.model_ns - d->seen.model_ns);

@@ -37,7 +37,6 @@ struct engine {
     uint64_t submit_ns;        /* when it went there                                      */
     uint32_t n_populated;      /* blocks [0, n_populated) have memory                     */
     uint64_t n_held_tokens;    /* prompt and limit of all accepted                        */
-    uint32_t n_lost;           /* requests that no list has any more, after a fault       */
     uint64_t next_deadline_ns; /* no deadline is earlier; UINT64_MAX: there is none       */
     struct engine_stats stats;
 };
@@ -476,8 +475,7 @@ static int check_sums(const struct engine *e, const char **whyp)
 {
     struct scheduler_counts counts;
     scheduler_counts(e->scheduler, &counts);
-    if (counts.n_active + counts.n_waiting + requests_n_free(e->requests) + e->n_lost !=
-        e->config.max_requests)
+    if (counts.n_active + counts.n_waiting + requests_n_free(e->requests) != e->config.max_requests)
         return unclean(whyp, "engine: requests held and free do not add up");
     if (requests_n_faults(e->requests))
         return unclean(whyp, "engine: a request ended and still had blocks");
@@ -498,21 +496,16 @@ static void end_broken(struct engine *e, const struct list *head)
 /* Makes the bookkeeping fit together again, at the cost of those requests of which it did not. */
 static void repair(struct engine *e)
 {
-    struct scheduler_counts counts;
     const char *why;
-    scheduler_repair(e->scheduler);
-    scheduler_counts(e->scheduler, &counts);
-    requests_pardon(e->requests);
+    scheduler_repair(e->scheduler, e->requests);
     e->n_held_tokens = requests_n_tokens(e->requests);
-    e->n_lost = e->config.max_requests -
-                (counts.n_active + counts.n_waiting + requests_n_free(e->requests));
     end_broken(e, scheduler_active(e->scheduler));
     end_broken(e, scheduler_waiting(e->scheduler));
     end_decided(e);
     if (engine_check(e, &why) == 0)
         return;
     engine_fail_all(e, CB_INTERNAL);
-    scheduler_repair(e->scheduler);
+    scheduler_repair(e->scheduler, e->requests);
 }
 
 /* Only between steps. */

@@ -122,11 +122,9 @@ struct engine_stats {
     uint64_t n_restarts; /* requests computed anew: a row was not finite, theirs or a sharer's */
     uint64_t n_prefix_hits, n_prefix_hit_tokens; /* requests that took blocks over; tokens there */
     uint64_t n_evicted_blocks;
-    uint64_t
-        n_violations; /* steps at which the bookkeeping contradicted itself, and was repaired */
-    const char
-        *violation;   /* the last one, a sentence; NULL: none                                 */
-    uint64_t n_forks; /* continuations that began where their prompt's first one stood */
+    uint64_t n_violations; /* steps at which the bookkeeping contradicted itself: was repaired */
+    const char *violation; /* the last one, a sentence; NULL: none                             */
+    uint64_t n_forks;      /* continuations that began where their prompt's first one stood */
 };
 void engine_stats(const struct engine *e, struct engine_stats *stats);
 

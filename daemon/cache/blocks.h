@@ -29,7 +29,7 @@ enum { BLOCKS_EXHAUSTED = 1 }; /* too few are free; nothing was taken  */
 int blocks_new(struct blocks **blocksp, struct sectors *s, uint32_t blocks_per_sector);
 struct blocks *blocks_free(struct blocks *b); /* NULL is fine; returns NULL */
 
-/* Takes n free blocks or none, each with one holder: 0, or BLOCKS_EXHAUSTED with ids[] unchanged.
+/* Takes n free blocks or none, each with one holder: 0, or BLOCKS_EXHAUSTED; ids[] is for scratch then.
  * Kept ones are not free. */
 int blocks_take(struct blocks *b, uint32_t n, uint32_t *ids);
 

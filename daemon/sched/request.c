@@ -195,9 +195,35 @@ uint32_t requests_n_faults(const struct requests *p)
     return p->n_faults;
 }
 
-void requests_pardon(struct requests *p)
+void requests_recount(struct requests *p)
 {
-    p->n_faults = 0;
+    p->n_faults = p->n_free = 0;
+    p->n_tokens = 0;
+    for (uint32_t i = 0; i < p->n_requests; i++)
+        p->all[i].is_lost = true;
+    for (struct list *link = p->free.next; link != &p->free; link = link->next) {
+        list_entry(link, struct request, link)->is_lost = false;
+        p->n_free++;
+    }
+    for (uint32_t i = 0; i < p->n_requests; i++) {
+        struct request *r = &p->all[i];
+        if (r->is_lost && (r->n_prompt == 0 || r->end.ended_ns != 0)) { /* nobody has it */
+            r->is_lost = false;
+            list_init(&r->link);
+            list_prepend(&p->free, &r->link);
+            p->n_free++;
+        }
+        if (r->is_lost)
+            p->n_tokens += (uint64_t)r->n_prompt + r->max_new_tokens;
+    }
+}
+
+struct request *requests_find_lost(struct requests *p)
+{
+    for (uint32_t i = 0; i < p->n_requests; i++)
+        if (p->all[i].is_lost)
+            return &p->all[i];
+    return NULL;
 }
 
 uint64_t requests_n_tokens(const struct requests *p)

@@ -96,6 +96,7 @@ struct request {
      * blocks of others nor gives any. */
     bool is_suspect;
     bool is_broken; /* what is kept of it contradicts itself, or what is kept of another */
+    bool is_lost;   /* of use in a repair only: no list was seen to have it               */
 
     struct sampler sampler;
     uint32_t *stop_ids; /* [n_stop_ids] */
@@ -135,7 +136,11 @@ void requests_release(struct requests *p, struct request *r);
 
 /* How often that was so. */
 uint32_t requests_n_faults(const struct requests *p);
-void requests_pardon(struct requests *p); /* none has ever been */
+
+/* For a repair: counts anew what is free and what is taken, and no fault has ever been. All that are
+ * taken and have not ended become is_lost, which whoever has them in a list takes back. */
+void requests_recount(struct requests *p);
+struct request *requests_find_lost(struct requests *p); /* NULL: none is */
 
 uint32_t requests_n_free(const struct requests *p);
 /* Sum of prompts and limits of those that are taken. */

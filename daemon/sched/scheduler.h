@@ -113,9 +113,9 @@ const struct list *scheduler_waiting(const struct scheduler *s);
 int scheduler_audit(struct scheduler *s, const char **whyp);
 
 /* After an audit that failed: requests that contradict themselves or each other become is_broken
- * and lose their blocks; they are to be ended. All sums, and the cache, are made anew from the
- * others. */
-void scheduler_repair(struct scheduler *s);
+ * and lose their blocks; they are to be ended. All sums, those of the pool of requests too, and the
+ * cache are made anew from the others. */
+void scheduler_repair(struct scheduler *s, struct requests *all);
 
 /* Audits lists, requests, tables and the pool together: 0, or -EUCLEAN and *whyp a sentence. */
 int scheduler_check(const struct scheduler *s, bool between_steps, const char **whyp);

@@ -153,11 +153,9 @@ static uint32_t judge_list(struct scheduler *s, const struct list *head, bool wa
 }
 
 /* Its table says nothing that could be given back. */
-static void drop_broken(struct request *r, bool waiting)
+static void drop(struct request *r, enum request_phase phase)
 {
-    if (!r->is_broken)
-        return;
-    r->phase = waiting ? REQUEST_WAITING : REQUEST_PREFILLING;
+    r->phase = phase;
     r->table.n_blocks = r->table.sum = 0;
     memset(r->table.n_gone, 0, sizeof r->table.n_gone);
 }
@@ -176,20 +174,44 @@ static void judge_tables(struct scheduler *s)
             compare_with_others(s, k);
 }
 
-void scheduler_repair(struct scheduler *s)
+static void find_again(const struct list *head)
+{
+    for (const struct list *link = head->next; link != head; link = link->next)
+        list_entry(link, struct request, link)->is_lost = false;
+}
+
+/* Requests that no list has any more go where their phase says they were. */
+static void take_lost_back(struct scheduler *s, struct requests *all)
+{
+    struct request *r;
+    requests_recount(all);
+    find_again(&s->active);
+    find_again(&s->waiting);
+    while ((r = requests_find_lost(all)) != NULL) {
+        r->is_lost = false;
+        list_init(&r->link);
+        list_append(r->phase == REQUEST_WAITING ? &s->waiting : &s->active, &r->link);
+    }
+}
+
+void scheduler_repair(struct scheduler *s, struct requests *all)
 {
     const char *why;
+    take_lost_back(s, all);
     s->n_starved = 0;
     s->admission_shut = false;
+    s->turn = &s->active;
     cache_audit_begin(s->cache);
     s->n_waiting = judge_list(s, &s->waiting, true);
     for (uint32_t i = 0; i < s->n_waiting; i++)
-        drop_broken(s->order[i], true);
+        if (s->order[i]->is_broken)
+            drop(s->order[i], REQUEST_WAITING);
     s->n_active = judge_list(s, &s->active, false);
     judge_tables(s);
     cache_audit_begin(s->cache);
     for (uint32_t i = 0; i < s->n_active; i++) {
-        drop_broken(s->order[i], false);
+        if (s->order[i]->is_broken)
+            drop(s->order[i], REQUEST_PREFILLING);
         (void)cache_audit_table(s->cache, &s->order[i]->table, &why);
     }
     cache_rebuild(s->cache);

@@ -176,12 +176,17 @@ static void count_of_tokens(struct job *jobs)
     jobs[1].r->end.n_generated++;
 }
 
+static void lost_request(struct job *jobs)
+{
+    list_remove(&jobs[1].r->link);
+}
+
 static const struct fault faults[] = {
     {"alien_block", alien_block, 2},         {"block_of_nobody", block_of_nobody, 1},
     {"swapped_blocks", swapped_blocks, 1},   {"longer_table", longer_table, 1},
     {"shorter_table", shorter_table, 1},     {"gone_block", gone_block, 1},
     {"longer_past", longer_past, 1},         {"shorter_past", shorter_past, 1},
-    {"count_of_tokens", count_of_tokens, 1},
+    {"count_of_tokens", count_of_tokens, 1}, {"lost_request", lost_request, 1},
 };
 
 /* Six requests, of which all begin alike or none; the fault comes when all decode. */

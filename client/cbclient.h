@@ -81,6 +81,10 @@ enum cb_status {
     CB_SYSTEM = -12,    /* a system call failed: errno */
     CB_TOO_SMALL = -13, /* the buffer is too small; the size needed was returned */
     CB_UNTRUSTED = -14, /* the socket's owner is neither root nor you, nor a trusted uid */
+    CB_NOT_RUNNING = -15, /* the handle was stopped: cb_start */
+    CB_RUNNING = -16,     /* cb_start: it was not stopped */
+    CB_PAUSED = -17,      /* what flushes can't be had while it is paused */
+    CB_NOT_PAUSED = -18,  /* cb_resume without its cb_pause */
     CB_EMPTY_PROMPT = -20,
     CB_BAD_TOKEN = -21,
     CB_TOO_LONG = -22,
@@ -276,8 +280,8 @@ enum cb_end {
     CB_END_LENGTH = 3,    /* max_new_tokens, or a full context */
     CB_END_CANCELLED = 4, /* what was made before stays readable */
     CB_END_DEADLINE = 5,
-    CB_END_ERROR =
-        6, /* status says which; CB_STOPPED if the daemon was stopped, CB_LOST if it died */
+    CB_END_ERROR = 6, /* status says which; CB_STOPPED if the daemon or, hard, the handle was
+                         stopped, CB_LOST if the daemon died */
 };
 
 struct cb_event {
@@ -372,6 +376,7 @@ static inline void cb_request_init(struct cb_request *request)
  *   CB_EMPTY_PROMPT CB_BAD_TOKEN CB_TOO_LONG CB_BAD_TEMPERATURE CB_BAD_TOP_P CB_BAD_TOP_K
  *   CB_BAD_STOP CB_BAD_PARAMETER CB_BAD_UTF8 CB_BAD_NUL CB_NO_TEMPLATE CB_INVALID
  *   CB_VERSION        the daemon is older than what is asked for
+ *   CB_NOT_RUNNING    the handle was stopped
  *   CB_LOST CB_CLOSED CB_FORKED CB_NO_MEMORY
  * What only the daemon knows (CB_NO_CAPACITY, CB_QUOTA, CB_DRAINING) comes as a REJECTED event. */
 CB_API int cb_submit(struct cb_handle *h, const struct cb_request *request, uint64_t *idp);
@@ -394,6 +399,8 @@ CB_API int cb_release(struct cb_handle *h, uint64_t id);
 
 /* ---- events ---------------------------------------------------------------------------------- */
 
+struct cb_result; /* below */
+
 /* Takes the next event of any request without a handler. Never blocks.
  *   1                    *event is filled
  *   0                    nothing now
@@ -413,10 +420,54 @@ CB_API int cb_poll(struct cb_handle *h, struct cb_event *event);
  *   CB_FORKED */
 CB_API int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t timeout_ms);
 
+/* As cb_wait, with the same answers, but gives the whole result of the request so far instead of
+ * what its event brings: the view for those who want no pieces. The last one has result->end or, if
+ * it was rejected, result->status; those before come of requests that are not CB_FINAL_ONLY. */
+CB_API int cb_get_result(struct cb_handle *h, uint64_t id, struct cb_result *result,
+                         int64_t timeout_ms);
+
+/* From now on this handler, or none (NULL), gets the events of the request that were not taken yet,
+ * whatever it was submitted with. Whoever waits for its events in the other way waits no more
+ * (cb_wait: CB_INVALID). 0; CB_NOT_FOUND: no such id, or its end was taken, which removes the
+ * handler; CB_INVALID: CB_AUTO_RELEASE wants one; CB_FORKED. */
+CB_API int cb_set_handler(struct cb_handle *h, uint64_t id, cb_handler_fn *handler, void *arg);
+
 /* Runs the handlers of all events there are, waiting up to timeout_ms for the first (0: not at all;
  * -1: for ever). Returns how many ran, 0 after the timeout, or, when nothing is left to run,
  * CB_LOST or CB_CLOSED; CB_FORKED. Several threads may dispatch. */
 CB_API int cb_dispatch(struct cb_handle *h, int64_t timeout_ms);
+
+/* ---- stop and start -------------------------------------------------------------------------- */
+
+/* Nothing here touches what other handles asked of the daemon. Stopping waits for nothing: cb_join
+ * does. What was computed of prompts stays in the daemon's cache, whoever starts again. */
+
+#define CB_STOP_HARD 0x01u
+
+/* Takes no more requests from now on: cb_submit gives CB_NOT_RUNNING. What was submitted goes on to
+ * its end, whether anybody waits or not; with CB_STOP_HARD it ends at once, with the tokens that it
+ * has and status CB_STOPPED. Either way each request has its one END or REJECTED.
+ *   0
+ *   CB_NOT_RUNNING       it was stopped, and this asks for no more
+ *   CB_PAUSED            it is paused, so that nothing would end; with CB_STOP_HARD, all does
+ *   CB_LOST CB_CLOSED CB_INVALID CB_FORKED */
+CB_API int cb_stop(struct cb_handle *h, uint32_t flags);
+
+/* Takes requests again; what a stop has left running runs on. 0, or CB_RUNNING: it was not stopped;
+ * CB_LOST CB_CLOSED CB_FORKED. */
+CB_API int cb_start(struct cb_handle *h);
+
+/* Waits until no request of the handle runs, stopped or not; their events stay to be taken. -1: for
+ * ever. 0; CB_TIMEOUT; CB_INVALID CB_FORKED. If the daemon dies, nothing runs. */
+CB_API int cb_join(struct cb_handle *h, int64_t timeout_ms);
+
+/* 1: the handle takes requests, or some still run; 0: it was stopped and all have ended, or the
+ * daemon is gone; CB_INVALID CB_FORKED. */
+CB_API int cb_is_running(struct cb_handle *h);
+
+/* Stops the handle if it is not, waits as cb_join does, runs the handlers of what is left, and
+ * closes it. 0 (h may be NULL); else h is still there: CB_TIMEOUT, CB_PAUSED, CB_INVALID. */
+CB_API int cb_destroy(struct cb_handle *h, int64_t timeout_ms);
 
 /* ---- event loops (CB_KIND_EVENT_LOOP) -------------------------------------------------------- */
 
@@ -480,7 +531,8 @@ struct cb_result {
     uint64_t queued_ns;      /* from acceptance to its first step */
     uint64_t first_token_ns; /* from acceptance; 0: there was none */
     uint64_t total_ns;       /* from acceptance to its end; 0: it runs */
-    uint64_t reserved[8];
+    const uint32_t *ids;     /* the n_generated tokens, as cb_tokens gives them */
+    uint64_t reserved[7];
 };
 
 /* Where the request stands; final once its end has come. 0, CB_NOT_FOUND, CB_FORKED. */

@@ -50,6 +50,7 @@ struct cb_held {
     uint32_t flags; /* cb_request.flags */
     bool abandoned; /* released before its end */
     bool told;      /* END or REJECTED was taken */
+    bool is_cut;    /* a hard stop cancelled it */
     bool busy;      /* its handler runs */
     bool listed;    /* in a ready list */
     bool has_arena;
@@ -74,13 +75,26 @@ struct cb_ready {
     struct cb_held *first, *last;
 };
 
+/* What a thread waits for. */
+enum cb_want_kind {
+    CB_WANT_EVENT,   /* that no handler gets */
+    CB_WANT_HANDLED, /* an event for a handler */
+    CB_WANT_ENDS,    /* no request runs */
+};
+struct cb_want {
+    enum cb_want_kind kind;
+    uint64_t id; /* events: 0: any request's */
+};
+
 /* A thread asleep in private memory, on its stack. */
 struct cb_waiter {
     cb_atomic32 word; /* 1: look */
-    uint64_t id;      /* 0: any */
-    bool handlers;
+    struct cb_want want;
     struct cb_waiter *next;
 };
+
+/* Higher ones win. */
+enum cb_stop_level { CB_STOP_NOT, CB_STOP_FLUSHES, CB_STOP_CUTS };
 
 struct cb_handle {
     /* constant after cb_open */
@@ -102,6 +116,8 @@ struct cb_handle {
     struct cb_held *held; /* [n_slots] */
     struct cb_ready ready, ready_handlers;
     struct cb_waiter *waiters;
+    enum cb_stop_level stop;
+    uint32_t n_unended; /* sent, and not known to have ended */
     bool leader_parked;
     pthread_t leader;         /* valid while leader_parked */
     _Atomic int lost;         /* 0, CB_LOST or CB_CLOSED; stored under the lock, for good */
@@ -221,13 +237,23 @@ bool cb_has_event(const struct cb_held *q);
 void cb_unlist_locked(struct cb_handle *h, struct cb_held *q);
 void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q);
 
+/* What cb_result tells. */
+void cb_fill_result_locked(struct cb_handle *h, const struct cb_held *q, struct cb_result *result);
+
 /* Fills *event with the request's next one, which there is, and lists it again if there is more. */
 void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *event);
 
 /* ---- wait.c ---------------------------------------------------------------------------------- */
 
-void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handlers); /* those who wait for it */
+void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handled); /* who waits for its events */
 void cb_wake_all_locked(struct cb_handle *h);
+
+/* Waits until there is what is wanted: 0, CB_TIMEOUT, or why there never will be. Adds CB_LANE_RING
+ * to *ringp; cb_pass_lead_locked follows. */
+int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t timeout_ms,
+                    int *ringp);
+/* On leaving a wait: if nobody leads, the one that has waited longest shall look. */
+void cb_pass_lead_locked(struct cb_handle *h);
 
 /* ---- text.c ---------------------------------------------------------------------------------- */
 

@@ -104,17 +104,26 @@ static void admit_locked(struct cb_held *q, const struct cb_slot_view *view)
         q->state = CB_REQUEST_RUNNING;
 }
 
-/* Its end is known. CB_LANE_RING or 0. */
-static int end_locked(struct cb_handle *h, struct cb_held *q, uint32_t end, int status)
+/* Nothing more comes of it. CB_LANE_RING or 0. */
+static int over_locked(struct cb_handle *h, struct cb_held *q, enum cb_request_state state)
 {
     release_arena_locked(h, q);
-    q->state = CB_REQUEST_ENDED;
-    q->end = end;
-    q->status = status;
+    q->state = state;
+    if (--h->n_unended == 0)
+        cb_wake_all_locked(h);
     if (q->abandoned)
         return cb_held_free_locked(h, q);
     cb_make_ready_locked(h, q);
     return 0;
+}
+
+/* Its end is known. CB_LANE_RING or 0. */
+static int end_locked(struct cb_handle *h, struct cb_held *q, uint32_t end, int status)
+{
+    bool is_cut = q->is_cut && end == CB_END_CANCELLED;
+    q->end = is_cut ? CB_END_ERROR : end;
+    q->status = is_cut ? CB_STOPPED : status;
+    return over_locked(h, q, CB_REQUEST_ENDED);
 }
 
 static bool terminal(const struct cb_slot_view *view)
@@ -156,15 +165,10 @@ static int apply_locked(struct cb_handle *h, const struct cb_result_entry *e)
 
     switch (e->type) {
     case CB_RESULT_REJECTED:
-        release_arena_locked(h, q);
-        q->state = CB_REQUEST_REJECTED;
         q->status = (int32_t)e->count < 0 ? (int32_t)e->count : CB_INTERNAL;
         q->detail[0] = e->first;
         q->detail[1] = e->last;
-        if (q->abandoned)
-            return cb_held_free_locked(h, q);
-        cb_make_ready_locked(h, q);
-        return 0;
+        return over_locked(h, q, CB_REQUEST_REJECTED);
     case CB_RESULT_ACCEPTED:
         release_arena_locked(h, q);
         cb_lane_client_slot(h->lane, e->slot, &view);
@@ -426,9 +430,38 @@ int cb_prompt_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp
     return logprobs_of(h, id, true, logprobsp, topp, np);
 }
 
-int cb_result(struct cb_handle *h, uint64_t id, struct cb_result *result)
+void cb_fill_result_locked(struct cb_handle *h, const struct cb_held *q, struct cb_result *result)
 {
     struct cb_slot_view view;
+    uint64_t id = atomic_load_explicit(&q->id, memory_order_relaxed);
+    memset(result, 0, sizeof(*result));
+    result->id = id;
+    result->user = q->user;
+    result->seed = q->seed;
+    result->end = q->end;
+    result->status = q->status;
+    memcpy(result->detail, q->detail, sizeof(result->detail));
+    result->n_prompt = q->n_prompt;
+    result->n_generated = q->n_seen;
+    result->ids = q->ids;
+    cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
+    if (!q->ids || view.gen != CB_ID_GEN(id))
+        return;
+    if (q->state == CB_REQUEST_RUNNING)
+        result->n_generated = view.emitted;
+    result->n_prefix_hit = view.n_prefix_hit;
+    result->queued_ns = view.queued_ns;
+    result->first_token_ns = view.first_token_ns;
+    result->total_ns = view.total_ns;
+    if (q->end == CB_END_STOP) {
+        result->stop_is_id = (view.finish & CB_FINISH_STOP_ID) != 0;
+        result->stop_idx = view.stop_idx;
+        result->text_bytes = view.text_bytes;
+    }
+}
+
+int cb_result(struct cb_handle *h, uint64_t id, struct cb_result *result)
+{
     struct cb_held *q;
     int r = cb_enter(h);
     if (r || !result)
@@ -436,30 +469,8 @@ int cb_result(struct cb_handle *h, uint64_t id, struct cb_result *result)
     memset(result, 0, sizeof(*result));
     pthread_mutex_lock(&h->lock);
     q = cb_held_find_locked(h, id);
-    if (q) {
-        result->id = id;
-        result->user = q->user;
-        result->seed = q->seed;
-        result->end = q->end;
-        result->status = q->status;
-        memcpy(result->detail, q->detail, sizeof(result->detail));
-        result->n_prompt = q->n_prompt;
-        result->n_generated = q->n_seen;
-        cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
-        if (q->ids && view.gen == CB_ID_GEN(id)) {
-            if (q->state == CB_REQUEST_RUNNING)
-                result->n_generated = view.emitted;
-            result->n_prefix_hit = view.n_prefix_hit;
-            result->queued_ns = view.queued_ns;
-            result->first_token_ns = view.first_token_ns;
-            result->total_ns = view.total_ns;
-            if (q->end == CB_END_STOP) {
-                result->stop_is_id = (view.finish & CB_FINISH_STOP_ID) != 0;
-                result->stop_idx = view.stop_idx;
-                result->text_bytes = view.text_bytes;
-            }
-        }
-    }
+    if (q)
+        cb_fill_result_locked(h, q, result);
     pthread_mutex_unlock(&h->lock);
     return q ? 0 : cb_fail(CB_NOT_FOUND);
 }

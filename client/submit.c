@@ -272,7 +272,7 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_
     q->last_id = id;
     q->state = CB_REQUEST_SENT;
     q->flags = request->flags | (request->top_logprobs ? CB_LOGPROBS : 0);
-    q->abandoned = q->told = q->busy = q->listed = false;
+    q->abandoned = q->told = q->is_cut = q->busy = q->listed = false;
     q->has_arena = true;
     q->arena_off = arena_off;
     q->user = request->user;
@@ -289,6 +289,7 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_
     q->handler_arg = request->handler_arg;
     q->next = q->prev = NULL;
     p->text = NULL; /* moved */
+    h->n_unended++;
     atomic_store_explicit(&q->id, id, memory_order_release);
 }
 
@@ -301,6 +302,8 @@ static int send_locked(struct cb_handle *h, struct prepared *p, uint64_t *idp, i
         *ringp |= cb_drain_locked(h); /* finds out why */
     cb_life_locked(h, false);
     r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    if (!r && h->stop)
+        r = CB_NOT_RUNNING;
     if (r)
         return r;
 

@@ -29,11 +29,6 @@
 #define NET_NS   1000000000ull /* a wait this long looks at the slot table */
 #define FOREVER  UINT64_MAX
 
-struct want {
-    uint64_t id; /* 0: any */
-    bool handlers;
-};
-
 /* ---- private words --------------------------------------------------------------------------- */
 
 static void wake_one(struct cb_waiter *w)
@@ -42,10 +37,11 @@ static void wake_one(struct cb_waiter *w)
     cb_doorbell_wake(&w->word);
 }
 
-void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handlers)
+void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handled)
 {
+    enum cb_want_kind kind = handled ? CB_WANT_HANDLED : CB_WANT_EVENT;
     for (struct cb_waiter *w = h->waiters; w; w = w->next)
-        if (w->handlers == handlers && (!w->id || w->id == id))
+        if (w->want.kind == kind && (!w->want.id || w->want.id == id))
             wake_one(w);
 }
 
@@ -55,8 +51,7 @@ void cb_wake_all_locked(struct cb_handle *h)
         wake_one(w);
 }
 
-/* On leaving: if nobody leads, the one that has waited longest shall look. */
-static void pass_lead_locked(struct cb_handle *h)
+void cb_pass_lead_locked(struct cb_handle *h)
 {
     if (h->waiters && !h->leader_parked)
         wake_one(h->waiters);
@@ -136,19 +131,31 @@ static void spin_locked(struct cb_handle *h, uint64_t ns)
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static struct cb_held *first_wanted(struct cb_handle *h, const struct want *want)
+/* The request with an event that is wanted, or NULL. */
+static struct cb_held *first_wanted(struct cb_handle *h, const struct cb_want *want)
 {
     struct cb_held *q;
+    if (want->kind == CB_WANT_HANDLED)
+        return h->ready_handlers.first;
     if (!want->id)
-        return want->handlers ? h->ready_handlers.first : h->ready.first;
+        return h->ready.first;
     q = cb_held_find_locked(h, want->id);
-    return q && q->listed && !q->handler == !want->handlers ? q : NULL;
+    return q && q->listed && !q->handler ? q : NULL;
 }
 
-/* Why there will be no event at all: 0 if there may be one. */
-static int hopeless(struct cb_handle *h, const struct want *want)
+static bool is_there(struct cb_handle *h, const struct cb_want *want)
+{
+    if (want->kind == CB_WANT_ENDS)
+        return h->n_unended == 0;
+    return first_wanted(h, want) != NULL;
+}
+
+/* Why there will never be what is wanted: 0 if there may be. */
+static int hopeless(struct cb_handle *h, const struct cb_want *want)
 {
     const struct cb_held *q;
+    if (want->kind == CB_WANT_ENDS)
+        return 0;
     if (!want->id)
         return atomic_load_explicit(&h->lost, memory_order_relaxed);
     q = cb_held_find_locked(h, want->id);
@@ -157,9 +164,9 @@ static int hopeless(struct cb_handle *h, const struct want *want)
     return q->handler ? CB_INVALID : 0;
 }
 
-static void follow_locked(struct cb_handle *h, const struct want *want, uint64_t ns)
+static void follow_locked(struct cb_handle *h, const struct cb_want *want, uint64_t ns)
 {
-    struct cb_waiter w = {.id = want->id, .handlers = want->handlers};
+    struct cb_waiter w = {.want = *want};
     struct cb_waiter **at = &h->waiters;
     while (*at)
         at = &(*at)->next;
@@ -172,21 +179,20 @@ static void follow_locked(struct cb_handle *h, const struct want *want, uint64_t
         at = &(*at)->next;
     *at = w.next;
     /* Exact, under the lock: whatever ends a wait sets the words of those who wait for it. */
-    if (!cb_load32(&w.word, CB_RELAXED) && (first_wanted(h, want) || hopeless(h, want)))
+    if (!cb_load32(&w.word, CB_RELAXED) && (is_there(h, want) || hopeless(h, want)))
         h->wake_missed++;
 }
 
-/* Waits until there is an event that is wanted: 0, CB_TIMEOUT, or why there will be none. */
-static int wait_locked(struct cb_handle *h, const struct want *want, int64_t timeout_ms, int *ringp)
+int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t timeout_ms, int *ringp)
 {
     uint64_t begin = 0, deadline = FOREVER, now, net = 0, spin_ns = 0;
     bool spun = h->wait_mode == CB_WAIT_ECO || (h->wait_mode == CB_WAIT_BALANCED && !h->spin_ns);
     int r;
     for (;;) {
-        if (first_wanted(h, want))
+        if (is_there(h, want))
             return 0;
         *ringp |= cb_drain_locked(h);
-        if (first_wanted(h, want))
+        if (is_there(h, want))
             return 0;
         r = hopeless(h, want);
         if (r)
@@ -194,7 +200,7 @@ static int wait_locked(struct cb_handle *h, const struct want *want, int64_t tim
         if (!timeout_ms) {
             cb_life_locked(h, false);
             r = hopeless(h, want);
-            return first_wanted(h, want) ? 0 : r ? r : CB_TIMEOUT;
+            return is_there(h, want) ? 0 : r ? r : CB_TIMEOUT;
         }
         if (*ringp) { /* before any sleep: requests wait, and the daemon sleeps */
             *ringp = 0;
@@ -231,21 +237,47 @@ static int wait_locked(struct cb_handle *h, const struct want *want, int64_t tim
     }
 }
 
-int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t timeout_ms)
+/* Takes the next event, and its request's result so far if that is wanted. */
+static int wait_for(struct cb_handle *h, uint64_t id, struct cb_event *event,
+                    struct cb_result *result, int64_t timeout_ms)
 {
-    struct want want = {.id = id};
-    int r = cb_enter(h), ring = 0;
-    if (r || !event || timeout_ms < -1)
-        return cb_fail(r ? r : CB_INVALID);
+    const struct cb_want want = {.kind = CB_WANT_EVENT, .id = id};
+    struct cb_held *q;
+    int ring = 0, r;
     pthread_mutex_lock(&h->lock);
-    r = wait_locked(h, &want, timeout_ms, &ring);
-    if (!r)
-        cb_take_locked(h, first_wanted(h, &want), event);
-    pass_lead_locked(h);
+    r = cb_await_locked(h, &want, timeout_ms, &ring);
+    if (!r) {
+        q = first_wanted(h, &want);
+        cb_take_locked(h, q, event);
+        /* A result that tells of the end is the last one. */
+        while (result && q->state >= CB_REQUEST_ENDED && cb_has_event(q))
+            cb_take_locked(h, q, event);
+        if (result)
+            cb_fill_result_locked(h, q, result);
+    }
+    cb_pass_lead_locked(h);
     pthread_mutex_unlock(&h->lock);
     if (ring)
         cb_ring(h);
     return r ? cb_fail(r) : 1;
+}
+
+int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t timeout_ms)
+{
+    int r = cb_enter(h);
+    if (r || !event || timeout_ms < -1)
+        return cb_fail(r ? r : CB_INVALID);
+    return wait_for(h, id, event, NULL, timeout_ms);
+}
+
+int cb_get_result(struct cb_handle *h, uint64_t id, struct cb_result *result, int64_t timeout_ms)
+{
+    struct cb_event event;
+    int r = cb_enter(h);
+    if (r || !result || timeout_ms < -1)
+        return cb_fail(r ? r : CB_INVALID);
+    memset(result, 0, sizeof(*result));
+    return wait_for(h, id, &event, result, timeout_ms);
 }
 
 /* ---- handlers -------------------------------------------------------------------------------- */
@@ -271,20 +303,43 @@ static int handle_locked(struct cb_handle *h, struct cb_held *q)
     return 0;
 }
 
+int cb_set_handler(struct cb_handle *h, uint64_t id, cb_handler_fn *handler, void *arg)
+{
+    struct cb_held *q;
+    int r = cb_enter(h);
+    if (r)
+        return cb_fail(r);
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (!q || q->told) {
+        r = CB_NOT_FOUND;
+    } else if (!handler && q->flags & CB_AUTO_RELEASE) {
+        r = CB_INVALID;
+    } else {
+        cb_unlist_locked(h, q);
+        q->handler = handler;
+        q->handler_arg = arg;
+        cb_wake_locked(h, id, !handler); /* whoever waited in the other way: no event comes there */
+        cb_make_ready_locked(h, q);
+    }
+    pthread_mutex_unlock(&h->lock);
+    return r ? cb_fail(r) : 0;
+}
+
 int cb_dispatch(struct cb_handle *h, int64_t timeout_ms)
 {
-    const struct want want = {.handlers = true};
+    const struct cb_want want = {.kind = CB_WANT_HANDLED};
     int n = 0, r = cb_enter(h), ring = 0;
     if (r || timeout_ms < -1)
         return cb_fail(r ? r : CB_INVALID);
     pthread_mutex_lock(&h->lock);
-    r = wait_locked(h, &want, timeout_ms, &ring);
+    r = cb_await_locked(h, &want, timeout_ms, &ring);
     /* No drain in between: what is there now, and what handlers add, is all. */
     while (!r && h->ready_handlers.first) {
         ring |= handle_locked(h, h->ready_handlers.first);
         n++;
     }
-    pass_lead_locked(h);
+    cb_pass_lead_locked(h);
     pthread_mutex_unlock(&h->lock);
     if (ring)
         cb_ring(h);

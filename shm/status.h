@@ -27,6 +27,10 @@
     X(CB_SYSTEM,         -12, "a system call failed")                                              \
     X(CB_TOO_SMALL,      -13, "the buffer is too small; the size needed was returned")             \
     X(CB_UNTRUSTED,      -14, "the socket's owner is neither root nor you, nor a trusted uid")     \
+    X(CB_NOT_RUNNING,    -15, "the handle was stopped; cb_start lets it take requests again")      \
+    X(CB_RUNNING,        -16, "the handle was not stopped, so there is nothing to start")          \
+    X(CB_PAUSED,         -17, "paused: resume it before it is stopped, or stop it hard")           \
+    X(CB_NOT_PAUSED,     -18, "not paused: each resume belongs to a pause before it")              \
     X(CB_EMPTY_PROMPT,   -20, "the prompt is empty; give at least one token")                      \
     X(CB_BAD_TOKEN,      -21, "token id %u is outside the vocabulary of %u")                       \
     X(CB_TOO_LONG,       -22, "prompt and limit make %u tokens, the context is %u; shorten one")   \
@@ -49,7 +53,7 @@
     X(CB_BAD_PARAMETER,  -39, "%p")                                                                \
     X(CB_NOT_FINITE,     -40, "the model's arithmetic gave a value that is not finite")            \
     X(CB_DEVICE,         -41, "the device failed while this request ran")                          \
-    X(CB_STOPPED,        -42, "the daemon stopped before this request ended")                      \
+    X(CB_STOPPED,        -42, "stopped before this request ended: the daemon was, or the handle")    \
     X(CB_INTERNAL,       -43, "the daemon found its bookkeeping wrong and gave this request up")   \
     X(CB_NOTHING_LEFT,   -44, "allowed, banned and repeated ids leave no token to choose")         \
     X(CB_BAD_RECORD,     -50, "a control record was malformed")                                    \

@@ -234,19 +234,24 @@ CB_API int cb_info(struct cb_handle *h, struct cb_info *info);
 #define CB_NO_LIMIT 0xffffffffu /* max_new_tokens: as much as the context holds */
 
 /* cb_request.flags */
-#define CB_FINAL_ONLY    0x01u /* no TOKENS events: END brings all tokens */
-#define CB_IGNORE_EOS    0x02u /* an end-of-sequence id does not end it */
-#define CB_TIMES         0x04u /* record the time of each token: cb_times */
-#define CB_HAS_SEED      0x08u /* seed is given; else the library draws one (cb_result.seed) */
+#define CB_FINAL_ONLY 0x01u /* no TOKENS events: END brings all tokens */
+#define CB_IGNORE_EOS 0x02u /* an end-of-sequence id does not end it */
+#define CB_TIMES      0x04u /* record the time of each token: cb_times */
+/* seed is given; else the library draws one (cb_result.seed): from the daemon's setting seed, the same
+ * ones for the same requests in turn on a new handle, or at random */
+#define CB_HAS_SEED      0x08u
 #define CB_PARSE_SPECIAL 0x10u /* special tokens written out in text become their ids */
 #define CB_NO_BOS        0x20u /* no begin-of-sequence id in front, even if the model asks for it */
 #define CB_KEEP_STOP     0x40u /* text includes the stop string that ended it */
 #define CB_AUTO_RELEASE  0x80u /* with a handler: released when the handler returns from the end */
 #define CB_LOGPROBS      0x200u /* record the log-probability of each token: cb_logprobs */
-/* Those are of what tokens are chosen from: after everything that the request asks for, and without
- * temperature and cuts if it is greedy. With this: of the model's logits as they are. */
-#define CB_RAW_LOGPROBS    0x400u
-#define CB_PROMPT_LOGPROBS 0x800u /* of the prompt's tokens, always raw: cb_prompt_logprobs */
+/* Those are of what tokens are chosen from, after everything that the request asks for (and without
+ * temperature and cuts if it is greedy), or of the model's logits as they are; with neither, the
+ * daemon's setting logprobs_mode says which, and its setting return_logprobs has all requests
+ * record. */
+#define CB_PROCESSED_LOGPROBS 0x1000u
+#define CB_RAW_LOGPROBS       0x400u
+#define CB_PROMPT_LOGPROBS    0x800u /* of the prompt's tokens, always raw: cb_prompt_logprobs */
 
 struct cb_string {
     const char *bytes;

@@ -124,6 +124,9 @@ static int check_welcome(const struct cb_welcome *w)
         return cb_fail(CB_VERSION);
     if (w->features & ~CB_FEATURES) /* these were offered */
         return cb_fail_at("WELCOME's features", CB_BAD_RECORD, 0, 0);
+    if (w->defaults & ~(w->features & CB_FEATURE_DEFAULTS ? CB_DEFAULTS : 0u) ||
+        (w->seed && !(w->defaults & CB_DEFAULT_SEED)))
+        return cb_fail_at("WELCOME's defaults", CB_BAD_RECORD, 0, 0);
     if (cb_geometry_check(&w->geometry) || w->vocab_bytes > (uint64_t)1 << 40)
         return cb_fail_at("WELCOME's geometry", CB_BAD_RECORD, 0, 0);
     return 0;
@@ -150,6 +153,9 @@ static int attach(struct cb_handle *h, const struct cb_welcome *w, const int fds
     h->geometry = w->geometry;
     h->lane_id = w->lane_id;
     h->features = w->features;
+    h->defaults = w->defaults;
+    if (w->defaults & CB_DEFAULT_SEED)
+        h->seed_state = w->seed;
     for (int i = 0; i < N_DESCRIPTORS; i++)
         if (fds[i] < 0)
             return cb_fail_at("WELCOME's descriptors", CB_BAD_RECORD, 0, 0);

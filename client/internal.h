@@ -105,6 +105,7 @@ struct cb_handle {
     struct cb_geometry geometry;
     uint32_t lane_id;
     uint64_t features; /* agreed: shm/control.h */
+    uint32_t defaults; /* of requests that do not say: likewise */
     struct cb_segment up, down, vocab_segment;
     struct cb_vocab vocab;
     char *model_name;
@@ -209,8 +210,13 @@ int cb_wishes_init(struct cb_wishes *w, const struct cb_handle *h,
                    const struct cb_request *request);
 void cb_wishes_fini(struct cb_wishes *w);
 
-/* The planes of its results (shm/format.h). 0 or a status, kept. */
-int cb_planes_of(const struct cb_handle *h, const struct cb_request *request, uint32_t *planesp);
+/* The request's flags, with the daemon's defaults where it does not say. */
+uint32_t cb_flags_of(const struct cb_handle *h, const struct cb_request *request);
+
+/* The planes of its results (shm/format.h), whose flags are as cb_flags_of gives them. 0 or a status,
+ * kept. */
+int cb_planes_of(const struct cb_handle *h, const struct cb_request *request, uint32_t flags,
+                 uint32_t *planesp);
 
 /* ---- results.c ------------------------------------------------------------------------------- */
 

@@ -134,20 +134,31 @@ int cb_wishes_init(struct cb_wishes *w, const struct cb_handle *h, const struct 
     return 0;
 }
 
-int cb_planes_of(const struct cb_handle *h, const struct cb_request *request, uint32_t *planesp)
+uint32_t cb_flags_of(const struct cb_handle *h, const struct cb_request *request)
+{
+    uint32_t flags = request->flags;
+    if (h->defaults & CB_DEFAULT_LOGPROBS || request->top_logprobs)
+        flags |= CB_LOGPROBS;
+    if (h->defaults & CB_DEFAULT_RAW_LOGPROBS && !(flags & CB_PROCESSED_LOGPROBS))
+        flags |= CB_RAW_LOGPROBS;
+    return flags;
+}
+
+int cb_planes_of(const struct cb_handle *h, const struct cb_request *request, uint32_t flags,
+                 uint32_t *planesp)
 {
     uint32_t planes = 0;
     if (request->top_logprobs > CB_TOPK_MAX)
         return bad_count(CB_PARAMETER_TOP_LOGPROBS, request->top_logprobs);
-    if (request->flags & CB_LOGPROBS || request->top_logprobs)
+    if (flags & CB_LOGPROBS)
         planes |= CB_PLANE_LOGPROBS;
     if (request->top_logprobs)
         planes |= CB_PLANE_TOPK | request->top_logprobs << 16;
-    if (request->flags & CB_PROMPT_LOGPROBS)
+    if (flags & CB_PROMPT_LOGPROBS)
         planes |= CB_PLANE_PROMPT;
     if (planes && !(h->features & CB_FEATURE_LOGPROBS))
         return cb_fail_at("this daemon gives no log-probabilities", CB_VERSION, 0, 0);
-    if (request->flags & CB_TIMES)
+    if (flags & CB_TIMES)
         planes |= CB_PLANE_TIMES;
     *planesp = planes;
     return 0;

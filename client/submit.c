@@ -20,7 +20,8 @@
 #define OPTIONS_BYTES 1024u /* a larger block takes memory of the heap */
 #define FLAGS_KNOWN                                                                          \
     (CB_FINAL_ONLY | CB_IGNORE_EOS | CB_TIMES | CB_HAS_SEED | CB_PARSE_SPECIAL | CB_NO_BOS | \
-     CB_KEEP_STOP | CB_AUTO_RELEASE | CB_LOGPROBS | CB_RAW_LOGPROBS | CB_PROMPT_LOGPROBS)
+     CB_KEEP_STOP | CB_AUTO_RELEASE | CB_LOGPROBS | CB_RAW_LOGPROBS | CB_PROMPT_LOGPROBS |   \
+     CB_PROCESSED_LOGPROBS)
 
 static_assert(CB_OPTIONS_MAX >= 7 * sizeof(struct cb_option_head) + 4 * STOP_IDS_MAX +
                                     CB_STOPS_MAX * (4 + CB_STOP_BYTES_MAX) + CB_SALT_MAX +
@@ -34,6 +35,7 @@ static_assert(CB_NO_TOKEN == CB_NO_ID, "cbclient.h spells format.h out");
 struct prepared {
     struct cb_request_entry entry;
     const struct cb_request *request;
+    uint32_t flags; /* the request's, with the daemon's defaults */
     const uint32_t *ids;
     uint32_t *own_ids; /* NULL: ids are the caller's */
     struct cb_text *text;
@@ -64,6 +66,8 @@ static int check_sampling(const struct cb_request *request)
         return cb_fail_at("cb_request.priority is above 255", CB_INVALID, 0, 0);
     if (request->flags & ~FLAGS_KNOWN)
         return cb_fail_at("cb_request.flags", CB_INVALID, 0, 0);
+    if (request->flags & CB_RAW_LOGPROBS && request->flags & CB_PROCESSED_LOGPROBS)
+        return cb_fail_at("CB_RAW_LOGPROBS with CB_PROCESSED_LOGPROBS", CB_INVALID, 0, 0);
     if (request->flags & CB_AUTO_RELEASE && !request->handler)
         return cb_fail_at("CB_AUTO_RELEASE without a handler", CB_INVALID, 0, 0);
     return 0;
@@ -201,6 +205,7 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
     p->options = p->few;
     p->option_bytes = 0;
     p->request = request;
+    p->flags = cb_flags_of(h, request);
     if (request->size != sizeof(*request))
         return cb_fail_at("cb_request.size; use cb_request_init", CB_INVALID, 0, 0);
     r = check_sampling(request);
@@ -214,7 +219,7 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
         r = prepare_options(h, p);
     cb_message_init(e);
     if (!r)
-        r = cb_planes_of(h, request, &e->planes);
+        r = cb_planes_of(h, request, p->flags, &e->planes);
     if (r)
         return r;
 
@@ -222,7 +227,7 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
         e->flags |= CB_FLAG_FINAL_ONLY;
     if (request->flags & CB_IGNORE_EOS)
         e->flags |= CB_FLAG_IGNORE_EOS;
-    if (request->flags & CB_RAW_LOGPROBS)
+    if (p->flags & CB_RAW_LOGPROBS)
         e->flags |= CB_FLAG_RAW_LOGPROBS;
     e->n_prompt = (uint32_t)n;
     e->opt_len = (uint32_t)p->option_bytes;
@@ -271,7 +276,7 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_
     id = wraps << 36 | (uint64_t)p->entry.gen << 12 | p->entry.slot;
     q->last_id = id;
     q->state = CB_REQUEST_SENT;
-    q->flags = request->flags | (request->top_logprobs ? CB_LOGPROBS : 0);
+    q->flags = p->flags;
     q->abandoned = q->told = q->is_cut = q->busy = q->listed = false;
     q->has_arena = true;
     q->arena_off = arena_off;

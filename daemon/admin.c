@@ -122,36 +122,50 @@ static int command_requests(struct daemon *d, const struct client *who, const ch
     return CB_OK;
 }
 
+static void put_setting(const struct daemon *d, const struct settings_facts *facts, uint32_t i,
+                        struct buf *reply)
+{
+    const struct settings *set = d->config.settings;
+    const struct setting_row *row = settings_row(i);
+    const char *idle = settings_idle(set, facts, i);
+    char text[SETTINGS_TEXT_MAX];
+    buf_open(reply, NULL, '{');
+    buf_string(reply, "name", row->name);
+    settings_value(set, i, text);
+    buf_string(reply, "value", text);
+    settings_resolved_value(set, facts, i, text);
+    buf_string(reply, "resolved", text);
+    buf_string(reply, "source", settings_source_name((enum settings_source)set->sources[i]));
+    buf_bool(reply, "live", row->flags & SETTING_LIVE);
+    if (idle)
+        buf_string(reply, "idle", idle);
+    else
+        buf_null(reply, "idle");
+    buf_string(reply, "default", row->preset);
+    setting_bounds(row, text, sizeof text);
+    buf_string(reply, "bounds", text);
+    buf_string(reply, "meaning", row->meaning);
+    if (i == SETTINGS_ROW_batch_invariant && !set->batch_invariant) {
+        struct cb_stats_boot boot;
+        cb_stats_boot(d->config.stats, &boot);
+        buf_string(reply, "effect", boot.batch_invariant);
+    }
+    buf_close(reply, '}');
+}
+
 static int command_settings(struct daemon *d, const struct client *who, const char *argument,
                             struct buf *reply)
 {
-    char text[SETTINGS_TEXT_MAX], message[SETTINGS_MESSAGE_MAX];
-    struct cb_stats_boot boot;
+    char message[SETTINGS_MESSAGE_MAX];
     int only = *argument ? settings_meant(argument, message) : -1;
+    const struct settings_facts facts = daemon_facts(d->config.model);
     (void)who;
     if (*argument && only < 0)
         return fail(reply, CB_BAD_SETTING, message);
-    cb_stats_boot(d->config.stats, &boot);
     buf_open(reply, "settings", '[');
-    for (uint32_t i = 0; i < SETTINGS_COUNT; i++) {
-        if (only >= 0 && i != (uint32_t)only)
-            continue;
-        const struct setting_row *row = settings_row(i);
-        buf_open(reply, NULL, '{');
-        buf_string(reply, "name", row->name);
-        settings_value(d->config.settings, i, text);
-        buf_string(reply, "value", text);
-        buf_string(reply, "default", row->preset);
-        setting_bounds(row, text, sizeof text);
-        buf_string(reply, "bounds", text);
-        buf_string(reply, "source",
-                   settings_source_name((enum settings_source)d->config.settings->sources[i]));
-        buf_bool(reply, "live", row->flags & SETTING_LIVE);
-        buf_string(reply, "meaning", row->meaning);
-        if (i == SETTINGS_ROW_batch_invariant && !d->config.settings->batch_invariant)
-            buf_string(reply, "effect", boot.batch_invariant);
-        buf_close(reply, '}');
-    }
+    for (uint32_t i = 0; i < SETTINGS_COUNT; i++)
+        if (only < 0 || i == (uint32_t)only)
+            put_setting(d, &facts, i, reply);
     buf_close(reply, ']');
     return CB_OK;
 }

@@ -167,6 +167,21 @@ static void refuse_client(struct control *c, struct client *cl, int status,
     clients_close(c->config.clients, cl, CB_CLOSED_BYE);
 }
 
+/* What the operator wants of requests that do not say. */
+static void put_defaults(const struct settings *set, struct cb_welcome *w)
+{
+    if (!(w->features & CB_FEATURE_DEFAULTS))
+        return;
+    if (set->seed != SETTING_NONE) {
+        w->defaults |= CB_DEFAULT_SEED;
+        w->seed = set->seed;
+    }
+    if (set->return_logprobs)
+        w->defaults |= CB_DEFAULT_LOGPROBS;
+    if (strcmp(set->logprobs_mode, "raw") == 0)
+        w->defaults |= CB_DEFAULT_RAW_LOGPROBS;
+}
+
 static bool send_welcome(struct control *c, const struct client *cl, const int fds[4])
 {
     const struct clients_config *config = &c->config.clients->config;
@@ -182,6 +197,7 @@ static bool send_welcome(struct control *c, const struct client *cl, const int f
         .status_bytes = c->config.status_bytes,
         .spin_us = (uint32_t)config->settings->spin_us,
     };
+    put_defaults(config->settings, &welcome);
     strncpy(welcome.status_name, c->config.status_name, sizeof welcome.status_name - 1);
     union {
         char bytes[CMSG_SPACE(4 * sizeof(int))];

@@ -22,31 +22,45 @@
 #include "shm/doorbell.h"
 #include "shm/status.h"
 
-#define POPULATE_BYTES         (4u << 20)
-#define POPULATE_QUIET_NS      (20 * MS) /* without work, before the cache is given memory */
-#define DEVICE_POLL_NS         20000u    /* between two looks at a step that runs on a device */
-#define MS                     1000000ull
-#define DEFAULT_BATCH_TOKENS   512u
-#define DEFAULT_BATCH_REQUESTS 1024u
+#define POPULATE_BYTES    (4u << 20)
+#define POPULATE_QUIET_NS (20 * MS) /* without work, before the cache is given memory */
+#define DEVICE_POLL_NS    20000u    /* between two looks at a step that runs on a device */
+#define MS                1000000ull
 
-uint32_t daemon_batch_tokens(const struct settings *set)
+/* Of all groups together: where there are several, info counts sectors, of which each group makes
+ * blocks of its own. */
+static uint32_t whole_blocks(const struct model_info *info)
 {
-    return set->max_batch_tokens == SETTING_NONE ? DEFAULT_BATCH_TOKENS
-                                                 : (uint32_t)set->max_batch_tokens;
+    uint64_t all = 1, parts = 0;
+    for (uint32_t g = 0; g < info->n_groups; g++)
+        all *= info->groups[g].blocks_per_sector;
+    for (uint32_t g = 0; g < info->n_groups; g++)
+        parts += all / info->groups[g].blocks_per_sector;
+    return parts ? (uint32_t)(info->n_blocks * all / parts) : info->n_blocks;
 }
 
-uint32_t daemon_batch_requests(const struct settings *set)
+struct settings_facts daemon_facts(const struct model *model)
 {
-    uint32_t n = set->max_requests_per_batch == SETTING_NONE
-                     ? DEFAULT_BATCH_REQUESTS
-                     : (uint32_t)set->max_requests_per_batch;
-    return n < daemon_batch_tokens(set) ? n : daemon_batch_tokens(set);
+    const struct model_info *info = model ? model_info(model) : NULL;
+    struct settings_facts facts = {0};
+    if (!info)
+        return facts;
+    facts.n_blocks = whole_blocks(info);
+    facts.bf16_refusal = info->caps.bf16_tokens ? NULL : info->caps.bf16_refusal;
+    facts.n_threads = info->caps.n_threads;
+    facts.isa = info->caps.isa;
+    for (uint32_t g = 0; g < info->n_groups; g++)
+        facts.has_windows |= info->groups[g].window != 0;
+    return facts;
 }
 
 void daemon_boot(const struct daemon_config *config, const char *version, uint64_t unix_s,
                  struct cb_stats_boot *boot)
 {
     const struct model_info *info = model_info(config->model);
+    const struct settings_facts facts = daemon_facts(config->model);
+    struct settings_resolved set;
+    settings_resolve(config->settings, &facts, &set);
     *boot = (struct cb_stats_boot){
         .boot_id = {config->boot_id[0], config->boot_id[1]},
         .fingerprint = {info->fingerprint[0], info->fingerprint[1]},
@@ -55,7 +69,7 @@ void daemon_boot(const struct daemon_config *config, const char *version, uint64
         .n_vocab = info->n_vocab,
         .n_context = info->n_context,
         .page_size = info->page_size,
-        .max_batch_tokens = daemon_batch_tokens(config->settings),
+        .max_batch_tokens = set.max_batch_tokens,
         .n_threads = info->caps.n_threads,
     };
     snprintf(boot->instance, sizeof boot->instance, "%s", config->settings->instance);
@@ -110,6 +124,9 @@ static int make_parts(struct daemon *d)
 {
     const struct settings *set = d->config.settings;
     const struct model_info *info = model_info(d->config.model);
+    const struct settings_facts facts = daemon_facts(d->config.model);
+    struct settings_resolved resolved;
+    settings_resolve(set, &facts, &resolved);
     const struct clients_config clients = {
         .settings = set,
         .clock = d->config.clock,
@@ -132,11 +149,10 @@ static int make_parts(struct daemon *d)
         .scheduler = strcmp(set->scheduler, "fifo") == 0 ? SCHEDULER_FIFO : SCHEDULER_PREFILL_FIRST,
         .max_requests = (uint32_t)set->max_requests,
         .max_held_tokens = set->max_held_tokens,
-        .max_batch_tokens = daemon_batch_tokens(set),
-        .max_requests_per_batch = daemon_batch_requests(set),
-        .max_blocks_per_request =
-            set->max_blocks_per_request == SETTING_NONE ? 0 : (uint32_t)set->max_blocks_per_request,
-        .safety_margin = set->safety_margin,
+        .max_batch_tokens = resolved.max_batch_tokens,
+        .max_requests_per_batch = resolved.max_requests_per_batch,
+        .max_blocks_per_request = resolved.max_blocks_per_request,
+        .safety_margin = resolved.safety_margin,
         .allow_block_sharing = set->allow_block_sharing,
         .step_ms_max = (uint32_t)set->step_ms_max,
     };

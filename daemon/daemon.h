@@ -20,6 +20,7 @@
 #include "daemon/deliver.h"
 #include "daemon/engine.h"
 #include "daemon/intake.h"
+#include "daemon/settings_resolve.h"
 
 struct daemon_config {
     struct settings *settings;
@@ -58,9 +59,8 @@ struct daemon {
     uint32_t notice;
 };
 
-/* What the settings say about a step; the model is to be opened with these. */
-uint32_t daemon_batch_tokens(const struct settings *set);
-uint32_t daemon_batch_requests(const struct settings *set);
+/* What the settings depend on, as far as the model tells (NULL: it is not open yet). */
+struct settings_facts daemon_facts(const struct model *model);
 
 /* Facts of this boot for the STATUS page. */
 void daemon_boot(const struct daemon_config *config, const char *version, uint64_t unix_s,

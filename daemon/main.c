@@ -130,15 +130,9 @@ static int raise_descriptors(struct program *p)
     return fatal(p, message);
 }
 
-static enum dtype kv_dtype(const struct settings *set)
+static enum dtype kv_dtype(const char *name)
 {
-    if (strcmp(set->kv_dtype, "u8") == 0)
-        return DTYPE_U8;
-    if (strcmp(set->kv_dtype, "f32") == 0)
-        return DTYPE_F32;
-    if (strcmp(set->kv_dtype, "auto") == 0 && strcmp(set->backend, "reference") == 0)
-        return DTYPE_F32;
-    return DTYPE_BF16;
+    return strcmp(name, "u8") == 0 ? DTYPE_U8 : strcmp(name, "f32") == 0 ? DTYPE_F32 : DTYPE_BF16;
 }
 
 /* One line a second once it takes longer than that. Whoever wants the daemon to end does not have
@@ -164,6 +158,9 @@ static int open_model(struct program *p)
 {
     const struct settings *set = &p->settings;
     char message[MODEL_MESSAGE_MAX] = "";
+    const struct settings_facts facts = daemon_facts(NULL);
+    struct settings_resolved resolved;
+    settings_resolve(set, &facts, &resolved);
     const struct model_config config = {
         .path = set->model,
         .backend = set->backend,
@@ -171,12 +168,12 @@ static int open_model(struct program *p)
                            .isa = set->isa,
                            .pin_threads = set->pin_threads,
                            .batch_variant = !set->batch_invariant},
-        .kv_dtype = kv_dtype(set),
-        .page_size = (uint32_t)set->page_size,
+        .kv_dtype = kv_dtype(resolved.kv_dtype),
+        .page_size = resolved.page_size,
         .n_blocks = set->num_blocks == SETTING_NONE ? 0 : (uint32_t)set->num_blocks,
         .max_memory_percent = set->max_memory_percent < 0 ? 0 : set->max_memory_percent,
-        .max_batch_tokens = daemon_batch_tokens(set),
-        .max_batch_seqs = daemon_batch_requests(set),
+        .max_batch_tokens = resolved.max_batch_tokens,
+        .max_batch_seqs = resolved.max_requests_per_batch,
         .null_vocab = (uint32_t)set->null_vocab,
         .null_context = (uint32_t)set->null_context,
         .null_step_us = (uint32_t)set->null_step_us,
@@ -280,6 +277,17 @@ static int start(struct program *p)
     return 0;
 }
 
+/* What was given and does nothing here. batch_invariant has a line of its own. */
+static void report_idle(struct program *p)
+{
+    const struct settings_facts facts = daemon_facts(p->model);
+    for (uint32_t i = 0; i < SETTINGS_COUNT; i++) {
+        const char *why = settings_idle(&p->settings, &facts, i);
+        if (why && p->settings.sources[i] != SETTINGS_DEFAULT && i != SETTINGS_ROW_batch_invariant)
+            log_info(&p->log, "%s is idle: %s", settings_row(i)->name, why);
+    }
+}
+
 static void report(struct program *p)
 {
     const struct model_info *info = model_info(p->model);
@@ -292,6 +300,7 @@ static void report(struct program *p)
                  info->caps.bf16_tokens);
     else if (!p->settings.batch_invariant)
         log_info(&p->log, "batch_invariant is false, but idle: %s", info->caps.bf16_refusal);
+    report_idle(p);
     if (p->place.refuses_descriptors)
         log_info(&p->log, "socket mode %04o; the kernel keeps descriptors away (SO_PASSRIGHTS)",
                  (unsigned)p->place.mode);

@@ -92,7 +92,7 @@ void setting_bounds(const struct setting_row *row, char *text, size_t n)
         break;
     case SETTING_OPTIONAL:
     case SETTING_OPTIONAL_REAL:
-        snprintf(text, n, "none or %.13g..%.13g %s", row->least, row->most, row->unit);
+        snprintf(text, n, "none or %.16g..%.16g %s", row->least, row->most, row->unit);
         break;
     case SETTING_NUMBER:
     case SETTING_REAL:

@@ -8,9 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SETTING_NONE      UINT64_MAX
-#define SETTINGS_TEXT_MAX 1024 /* any value as text, its 0 included */
-#define SETTING_LIVE      1
+#define SETTING_NONE       UINT64_MAX
+#define SETTINGS_TEXT_MAX  1024 /* any value as text, its 0 included */
+#define SETTING_LIVE       1
+#define SETTING_DEPRECATED 2
 
 enum setting_kind {
     SETTING_STRING,

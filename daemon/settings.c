@@ -9,8 +9,10 @@
 static const struct setting_row rows[SETTINGS_COUNT] = {
 #define X(name, kind, preset, least, most, unit, flags, meaning) \
     {#name, SETTING_##kind, preset, (double)(least), (double)(most), unit, flags, meaning},
-#define LIVE SETTING_LIVE
+#define LIVE       SETTING_LIVE
+#define DEPRECATED SETTING_DEPRECATED
     SETTINGS_TABLE(X)
+#undef DEPRECATED
 #undef LIVE
 #undef X
 };
@@ -21,38 +23,11 @@ static const size_t offsets[SETTINGS_COUNT] = {
 #undef X
 };
 
-/* Names that are accepted for another's sake, ignored, or refused with a reason: all of the
- * reference's configuration that is no row of the table. */
+/* Another's words for a setting. */
 static const struct other_name {
-    const char *name;
-    const char *to;      /* the setting meant, or NULL                      */
-    const char *warning; /* said when it is given; NULL: none               */
-    const char *refusal; /* not NULL: why it can't be given                 */
+    const char *name, *to;
 } other_names[] = {
-    {"scheduler_type", "scheduler", NULL, NULL},
-    {"block_size", "page_size", "block_size is deprecated; write page_size", NULL},
-    {"max_cached_graphs", NULL, "max_cached_graphs is deprecated and has no effect", NULL},
-    {"use_default_compile_configs", NULL,
-     "use_default_compile_configs is deprecated and has no effect: nothing is compiled here", NULL},
-    {"seed", NULL, NULL,
-     "each request carries its own seed, so that its result never depends on others"},
-    {"per_request_processors", NULL, NULL,
-     "temperature, top_k and top_p are always each request's own"},
-    {"return_logprobs", NULL, NULL, "this version serves no log-probabilities"},
-    {"allow_block_sharing", NULL, NULL, "this version does not share prefixes"},
-    {"use_async_batching", NULL, NULL, "on CPUs a step never overlaps the next"},
-    {"use_cuda_graph", NULL, NULL, "this version has no cuda backend"},
-    {"disable_nccl_graph_mixing", NULL, NULL, "this version has no cuda backend"},
-    {"q_padding_interval_size", NULL, NULL, "nothing is padded here"},
-    {"kv_padding_interval_size", NULL, NULL, "nothing is padded here"},
-    {"varlen_compile_config", NULL, NULL, "nothing is compiled here"},
-    {"decode_compile_config", NULL, NULL, "nothing is compiled here"},
-    {"default_compile_level", NULL, NULL, "nothing is compiled here"},
-    {"auto_switch_to_flash", NULL, NULL, "there is one attention a backend"},
-    {"cpu_offload_space", NULL, NULL, "this version does not offload"},
-    {"cpu_offload_space_safety_threshold", NULL, NULL, "this version does not offload"},
-    {"drop_unsupported_processors", NULL, NULL, "there is no processor to drop"},
-    {"cpu_group_timeout", NULL, NULL, "one process serves; there is no group"},
+    {"scheduler_type", "scheduler"},
 };
 
 #define N_OTHER_NAMES (sizeof other_names / sizeof other_names[0])
@@ -152,42 +127,39 @@ int settings_meant(const char *given, char *message)
         return r;
     int i = settings_find(name);
     int other = i < 0 ? find_other(name) : -1;
-    if (other >= 0 && other_names[other].to)
+    if (other >= 0)
         i = settings_find(other_names[other].to);
     return i >= 0 ? i : unknown(name, message);
+}
+
+/* The first value that a deprecated row is given is worth a line; its preset says nothing. */
+static void warn_once(struct settings *set, int i, const char *value,
+                      const struct settings_warn *warn)
+{
+    char text[SETTINGS_MESSAGE_MAX];
+    if (!(rows[i].flags & SETTING_DEPRECATED) || set->warned[i] || !warn ||
+        strcmp(value, rows[i].preset) == 0)
+        return;
+    set->warned[i] = true;
+    snprintf(text, sizeof text, "%s is %s", rows[i].name, rows[i].meaning);
+    warn->warn(warn->ctx, text);
 }
 
 int settings_set(struct settings *set, const char *given, const char *value,
                  enum settings_source source, const struct settings_warn *warn, char *message)
 {
-    char name[SETTINGS_NAME_MAX + 1];
-    int r = plain_name(given, name, message);
-    if (r)
-        return r;
-
-    int i = settings_find(name);
-    int other = i < 0 ? find_other(name) : -1;
-    if (other >= 0) {
-        const struct other_name *o = &other_names[other];
-        if (o->refusal)
-            return refuse(message, -ENOENT, "%s can't be set: %s", name, o->refusal);
-        if (o->warning && warn && warn->warn && !(set->warned & 1u << other)) {
-            set->warned |= 1u << other;
-            warn->warn(warn->ctx, o->warning);
-        }
-        if (!o->to)
-            return 0;
-        i = settings_find(o->to);
-    }
+    int i = settings_meant(given, message);
     if (i < 0)
-        return unknown(name, message);
+        return i;
     if (source == SETTINGS_OPERATOR && !(rows[i].flags & SETTING_LIVE))
         return refuse(message, -EPERM, "%s can't change while the daemon runs; restart it",
                       rows[i].name);
-    r = setting_set(&rows[i], (char *)set + offsets[i], value, message);
-    if (r == 0)
-        set->sources[i] = (uint8_t)source;
-    return r;
+    int r = setting_set(&rows[i], (char *)set + offsets[i], value, message);
+    if (r)
+        return r;
+    set->sources[i] = (uint8_t)source;
+    warn_once(set, i, value, warn);
+    return 0;
 }
 
 void settings_value(const struct settings *set, uint32_t i, char text[SETTINGS_TEXT_MAX])

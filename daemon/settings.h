@@ -48,7 +48,7 @@ struct settings {
     SETTINGS_TABLE(X)
 #undef X
     uint8_t sources[SETTINGS_COUNT]; /* enum settings_source */
-    uint32_t warned;                 /* bits of names already warned of */
+    bool warned[SETTINGS_COUNT];     /* its warning was given  */
 };
 
 /* Rows in the table's order, i < SETTINGS_COUNT. */
@@ -67,7 +67,7 @@ struct settings_warn {
     void *ctx;
 };
 
-/* Gives one a value. `-` and `_` in the name are the same. 0; -ENOENT: no such name; -EINVAL: not a
+/* Gives one a value; warn may be NULL. `-` and `_` in the name are the same. 0; -ENOENT: no such name; -EINVAL: not a
  * value of its kind; -ERANGE: out of bounds; -EPERM: SETTINGS_OPERATOR and not LIVE. On error
  * message (SETTINGS_MESSAGE_MAX bytes) is the sentence and nothing changed. */
 int settings_set(struct settings *set, const char *name, const char *value,

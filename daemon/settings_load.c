@@ -121,7 +121,7 @@ static int load_environment(struct settings *set, char *const *env,
         for (size_t i = 4; i < n; i++)
             name[i - 4] = (char)tolower((unsigned char)(*e)[i]);
         name[n - 4] = 0;
-        if (settings_find(name) < 0)
+        if (settings_meant(name, why) < 0)
             continue;
         int r = settings_set(set, name, *e + n + 1, SETTINGS_ENVIRONMENT, warn, why);
         if (r)

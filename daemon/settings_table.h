@@ -13,7 +13,10 @@
  *   OPTIONAL_REAL REAL or "none", kept as a negative number
  *   BOOL          true or false
  *
- * Flags: LIVE: may be set while the daemon runs (`cbctl settings NAME VALUE`). */
+ * Flags: LIVE: may be set while the daemon runs (`cbctl settings NAME VALUE`). DEPRECATED: taken for
+ * old configurations' sake; whoever gives it a value is warned once, with its meaning.
+ *
+ * What a value comes to, and which rows do nothing on a backend, settings_resolve.h says. */
 #ifndef CB_DAEMON_SETTINGS_TABLE_H
 #define CB_DAEMON_SETTINGS_TABLE_H
 
@@ -30,7 +33,7 @@
  X(pin_threads,            BOOL,          "false",   0, 0, "",                  0,    "bind each of these threads to a core of its own: for machines where nothing else wants the cores") \
  X(kv_dtype,               CHOICE,        "auto",    0, 0, "auto|bf16|u8|f32",     0,    "type of cached keys and values; auto: f32 on reference, else bf16") \
  X(page_size,              NUMBER,        "256",     4, 65536, "tokens",        0,    "tokens a block of the cache; a multiple of 16 on cpu") \
- X(num_blocks,             OPTIONAL,      "none",    1, 16777216, "blocks",     0,    "size of the cache; none: by max_memory_percent") \
+ X(num_blocks,             OPTIONAL,      "none",    1, 16777216, "blocks",     0,    "size of the cache, rounded up to what memory is handed out by; none: by max_memory_percent") \
  X(max_batch_tokens,       OPTIONAL,      "none",    1, 65536, "tokens",        0,    "query tokens a step; none: 512") \
  X(max_memory_percent,     OPTIONAL_REAL, "none",    0.001, 1, "share",         0,    "share of available memory that the cache may take; none: 0.6, at most eight contexts") \
  X(max_requests_per_batch, OPTIONAL,      "none",    1, 4096, "requests",       0,    "requests a step; none: 1024, at most max_batch_tokens") \
@@ -42,6 +45,24 @@
  X(max_requests,           NUMBER,        "4096",    1, 65536, "requests",      0,    "requests accepted and not ended, of all users together") \
  X(max_held_tokens,        NUMBER,        "16m",     1024, 4294967296, "tokens", 0,   "prompts and limits of all these requests together") \
  X(max_queue_size,         NUMBER,        "0",       0, 65536, "requests",      LIVE, "more waiting requests than these are refused with CB_BUSY; 0: they wait in their lane") \
+ X(use_cuda_graph,         CHOICE,        "none",    0, 0, "none|true|false|true,true|true,false|false,true|false,false", 0, "record mixed steps and decoding steps as graphs: both, or a word each; none: where it pays") \
+ X(use_async_batching,     CHOICE,        "none",    0, 0, "none|true|false",   0,    "prepare a step while the one before it runs; none: with graphs") \
+ X(q_padding_interval_size, NUMBER,       "0",       0, 65536, "tokens",        0,    "with graphs, queries of a step are padded to multiples of this; 0: 64; given, asks for graphs") \
+ X(kv_padding_interval_size, NUMBER,      "0",       0, 16777216, "tokens",     0,    "with graphs, keys of a step are padded to multiples of this; 0: 16384; given, asks for graphs") \
+ X(varlen_compile_config,  OPTIONAL,      "none",    0, 3, "level",             0,    "how far kernels of mixed steps are tuned; none: default_compile_level") \
+ X(decode_compile_config,  OPTIONAL,      "none",    0, 3, "level",             0,    "how far kernels of decoding steps are tuned; none: default_compile_level") \
+ X(default_compile_level,  NUMBER,        "0",       0, 3, "level",             0,    "how far kernels are tuned; 0: not") \
+ X(return_logprobs,        BOOL,          "false",   0, 0, "",                  LIVE, "every answer comes with log-probabilities, for handles opened from then on") \
+ X(logprobs_mode,          CHOICE,        "processed", 0, 0, "processed|raw",   LIVE, "log-probabilities are of what tokens are chosen from, or of the model's logits as they are, where a request does not say; for handles opened from then on") \
+ X(seed,                   OPTIONAL,      "none",    0, 9007199254740991, "seed", LIVE, "the seeds that handles opened from then on give their requests without one are drawn from this one; none: at random") \
+ X(auto_switch_to_flash,   BOOL,          "true",    0, 0, "",                  0,    "take attention without masks where there is a choice") \
+ X(per_request_processors, BOOL,          "false",   0, 0, "",                  0,    "requests may carry a temperature, top_k and top_p of their own") \
+ X(drop_unsupported_processors, BOOL,     "true",    0, 0, "",                  0,    "leave out what is asked of the choice of tokens and does not work") \
+ X(disable_nccl_graph_mixing, BOOL,       "true",    0, 0, "",                  0,    "processes of a group never mix recorded and plain calls") \
+ X(cpu_group_timeout,      OPTIONAL_REAL, "300",     0.001, 1000000, "s",       0,    "how long processes of a group wait for each other") \
+ X(use_default_compile_configs, CHOICE,   "none",    0, 0, "none|true|false",   DEPRECATED, "deprecated: true sets default_compile_level to 3, false to 0, whatever that says") \
+ X(max_cached_graphs,      OPTIONAL,      "none",    0, 1048576, "graphs",      DEPRECATED, "deprecated: has no effect; graphs are never given up") \
+ X(block_size,             OPTIONAL,      "none",    4, 65536, "tokens",        DEPRECATED, "deprecated: page_size, whatever that says") \
  X(max_lanes,              NUMBER,        "256",     1, 4096, "lanes",          0,    "clients with a lane") \
  X(lane_slots,             NUMBER,        "64",      1, 4096, "slots",          0,    "requests a lane holds unless its client asks otherwise") \
  X(lane_slots_max,         NUMBER,        "1024",    1, 4096, "slots",          0,    "most that a client may ask for") \

@@ -45,11 +45,12 @@ struct cb_record_head {
 enum cb_wake { CB_WAKE_FUTEX = 0, CB_WAKE_SOCKET = 1 };
 
 /* hello.features, welcome.features: what is offered, and what of it is agreed. */
-#define CB_FEATURE_RESUME   0x1ull /* not of this version */
-#define CB_FEATURE_NAMED    0x2ull /* likewise */
-#define CB_FEATURE_SAMPLING 0x4ull /* options of requests: format.h */
-#define CB_FEATURE_LOGPROBS 0x8ull /* planes of results */
-#define CB_FEATURES         (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS)
+#define CB_FEATURE_RESUME   0x1ull  /* not of this version */
+#define CB_FEATURE_NAMED    0x2ull  /* likewise */
+#define CB_FEATURE_SAMPLING 0x4ull  /* options of requests: format.h */
+#define CB_FEATURE_LOGPROBS 0x8ull  /* planes of results */
+#define CB_FEATURE_DEFAULTS 0x10ull /* welcome.defaults and seed */
+#define CB_FEATURES         (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS | CB_FEATURE_DEFAULTS)
 #define CB_FEATURES_MUST    0xffffffff00000000ull
 
 struct cb_hello {
@@ -66,6 +67,13 @@ struct cb_hello {
     uint8_t reserved[120];
 };
 
+/* welcome.defaults: what the daemon's operator wants of requests that do not say. Zero unless
+ * CB_FEATURE_DEFAULTS is agreed. */
+#define CB_DEFAULT_SEED         0x1u /* seeds are drawn from welcome.seed */
+#define CB_DEFAULT_LOGPROBS     0x2u
+#define CB_DEFAULT_RAW_LOGPROBS 0x4u
+#define CB_DEFAULTS             (CB_DEFAULT_SEED | CB_DEFAULT_LOGPROBS | CB_DEFAULT_RAW_LOGPROBS)
+
 struct cb_welcome {
     struct cb_record_head head;
     uint32_t format, lane_id;
@@ -75,8 +83,10 @@ struct cb_welcome {
     struct cb_geometry geometry;
     uint64_t vocab_bytes, status_bytes;
     char status_name[48];
-    uint32_t spin_us; /* what the daemon advises a client in balanced mode */
-    uint8_t reserved[20];
+    uint32_t spin_us;  /* what the daemon advises a client in balanced mode */
+    uint32_t defaults; /* CB_DEFAULT_ */
+    uint64_t seed;
+    uint8_t reserved[8];
 };
 
 struct cb_refused {

@@ -117,7 +117,7 @@ void logprobs_json(struct cb_handle *h, uint64_t id, const struct cb_request *re
     const float *logprobs;
     size_t n;
 
-    if ((n_top || request->flags & CB_LOGPROBS) && !cb_logprobs(h, id, &logprobs, &top, &n)) {
+    if (!cb_logprobs(h, id, &logprobs, &top, &n)) {
         json_object_set_new(o, "logprobs", numbers(logprobs, n));
         if (n_top)
             json_object_set_new(o, "top_logprobs", best(top, top ? n : 0, n_top));

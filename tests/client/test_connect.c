@@ -161,7 +161,20 @@ static void other_magic(struct cb_welcome *w)
 }
 static void reserved_set(struct cb_welcome *w)
 {
-    w->reserved[19] = 1;
+    w->reserved[7] = 1;
+}
+static void unknown_default(struct cb_welcome *w)
+{
+    w->defaults = 8;
+}
+static void stray_seed(struct cb_welcome *w)
+{
+    w->seed = 1;
+}
+static void defaults_not_agreed(struct cb_welcome *w)
+{
+    w->features &= ~CB_FEATURE_DEFAULTS;
+    w->defaults = CB_DEFAULT_LOGPROBS;
 }
 static void unasked_feature(struct cb_welcome *w)
 {
@@ -213,7 +226,8 @@ Test(connect, no_number_of_welcome_is_believed)
                  {pool_outside, CB_BAD_RECORD, true},  {odd_ring, CB_BAD_RECORD, true},
                  {huge_up, CB_BAD_RECORD, true},       {other_geometry, CB_BAD_RECORD, false},
                  {other_boot, CB_BAD_RECORD, false},   {short_vocab, CB_BAD_RECORD, false},
-                 {long_vocab, CB_BAD_RECORD, false}};
+                 {long_vocab, CB_BAD_RECORD, false},   {unknown_default, CB_BAD_RECORD, false},
+                 {stray_seed, CB_BAD_RECORD, false},   {defaults_not_agreed, CB_BAD_RECORD, false}};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct fake *f = fake_start(
             &(struct fake_config){.spoil = cases[i].spoil, .spoil_down = cases[i].in_down});

@@ -223,3 +223,64 @@ Test(sampling, an_older_daemon_is_not_asked)
     REFUSED(CB_VERSION, "this daemon gives no log-probabilities", r.flags = CB_PROMPT_LOGPROBS);
     stop(p);
 }
+
+/* ---- the operator's defaults ----------------------------------------------------------------- */
+
+static void with_seed(struct cb_welcome *w)
+{
+    w->defaults = CB_DEFAULT_SEED;
+    w->seed = 99;
+}
+
+static void with_raw_logprobs(struct cb_welcome *w)
+{
+    w->defaults = CB_DEFAULT_LOGPROBS | CB_DEFAULT_RAW_LOGPROBS;
+}
+
+static struct pair start_with(void (*spoil)(struct cb_welcome *))
+{
+    return start(&(struct fake_config){.spoil = spoil}, CB_KIND_LATENCY, CB_WAIT_BALANCED);
+}
+
+/* The same requests on a new handle get the same seeds, each its own; who brings one keeps it. */
+Test(sampling, seeds_are_drawn_from_the_daemons)
+{
+    uint64_t seeds[2][3];
+    for (int round = 0; round < 2; round++) {
+        struct pair p = start_with(with_seed);
+        for (int i = 0; i < 3; i++) {
+            struct cb_request r = request_of(ids3, 3, 1);
+            struct cb_result result;
+            if (i == 1) {
+                r.flags = CB_HAS_SEED;
+                r.seed = 5;
+            }
+            cr_assert_eq(cb_result(p.h, submit_all(p, &r), &result), 0);
+            seeds[round][i] = result.seed;
+        }
+        stop(p);
+    }
+    cr_assert(seeds[0][0] == seeds[1][0] && seeds[0][2] == seeds[1][2]);
+    cr_assert(seeds[0][0] != seeds[0][2] && seeds[0][1] == 5);
+}
+
+Test(sampling, log_probabilities_are_the_daemons_default)
+{
+    struct pair p = start_with(with_raw_logprobs);
+    struct cb_request r = request_of(ids3, 3, 4);
+    struct fake_wishes w;
+    submit_all(p, &r);
+    fake_wishes(p.f, &w);
+    cr_assert_eq(w.planes, CB_PLANE_LOGPROBS);
+    cr_assert(w.flags & CB_FLAG_RAW_LOGPROBS);
+    r.flags = CB_PROCESSED_LOGPROBS;
+    submit_all(p, &r);
+    fake_wishes(p.f, &w);
+    cr_assert_eq(w.planes, CB_PLANE_LOGPROBS);
+    cr_assert_not(w.flags & CB_FLAG_RAW_LOGPROBS);
+    r.flags = CB_PROCESSED_LOGPROBS | CB_RAW_LOGPROBS;
+    uint64_t id;
+    cr_assert_eq(cb_submit(p.h, &r, &id), CB_INVALID);
+    expect_message("CB_PROCESSED_LOGPROBS");
+    stop(p);
+}

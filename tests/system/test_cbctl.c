@@ -270,8 +270,8 @@ Test(cbctl, settings)
     cr_expect_gt(json_array_size(list), 40);
     json_array_foreach(list, i, row)
     {
-        expect_keys(row,
-                    SETTINGS("name", "value", "default", "bounds", "source", "live", "meaning"));
+        expect_keys(row, SETTINGS("name", "value", "resolved", "source", "live", "idle", "default",
+                                  "bounds", "meaning"));
         if (strcmp(json_string_value(json_object_get(row, "name")), "model") == 0) {
             found = true;
             cr_expect_str_eq(json_string_value(json_object_get(row, "value")), "null");
@@ -288,6 +288,52 @@ Test(cbctl, settings)
     expect_output(&s, 1, "", "the nearest is net_ms", SETTINGS("settings", "net_mss", "500"));
     expect_output(&s, 1, "", "page_size", SETTINGS("settings", "page_size", "64"));
     expect_output(&s, 2, "", "usage", SETTINGS("settings", "a", "b", "c"));
+    system_settle(&s);
+    system_fini(&s);
+}
+
+/* A row of `cbctl settings NAME`; the caller's to json_decref. */
+static json_t *setting(const struct system *s, const char *name)
+{
+    json_t *o = system_cbctl(s, SETTINGS("settings", name));
+    json_t *row = json_incref(json_array_get(list_of(o, "settings"), 0));
+    cr_assert(row, "no setting %s", name);
+    json_decref(o);
+    return row;
+}
+
+static void expect_setting(const struct system *s, const char *name, const char *value,
+                           const char *resolved, const char *source, const char *idle)
+{
+    json_t *row = setting(s, name);
+    const char *why = json_string_value(json_object_get(row, "idle"));
+    cr_expect_str_eq(json_string_value(json_object_get(row, "value")), value, "%s", name);
+    cr_expect_str_eq(json_string_value(json_object_get(row, "resolved")), resolved, "%s", name);
+    cr_expect_str_eq(json_string_value(json_object_get(row, "source")), source, "%s", name);
+    cr_expect(idle ? why && strstr(why, idle) : !why, "%s is idle: %s", name, why ? why : "not");
+    json_decref(row);
+}
+
+Test(cbctl, settings_show_what_they_come_to)
+{
+    struct system s;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--block_size", "64", "--num_blocks", "20",
+                              "--max_batch_tokens", "200", "--max_requests_per_batch", "300",
+                              "--use_cuda_graph", "true"));
+    expect_setting(&s, "page_size", "256", "64", "default", "block_size");
+    expect_setting(&s, "block_size", "64", "64", "command line", NULL);
+    expect_setting(&s, "num_blocks", "20", "20", "command line", NULL);
+    expect_setting(&s, "max_requests_per_batch", "300", "200", "command line", NULL);
+    expect_setting(&s, "max_memory_percent", "none", "none", "default", "num_blocks");
+    expect_setting(&s, "use_cuda_graph", "true", "false,false", "command line", "graphs");
+    expect_setting(&s, "scheduler_type", "fifo", "fifo", "default", NULL);
+    system_expect_log(&s, "block_size is deprecated");
+    system_expect_log(&s, "use_cuda_graph is idle");
+    json_t *o = system_cbctl(&s, SETTINGS("status"));
+    cr_expect_eq(json_integer_value(json_object_get(o, "page_size")), 64);
+    cr_expect_eq(json_integer_value(json_object_get(o, "max_batch_tokens")), 200);
+    json_decref(o);
     system_settle(&s);
     system_fini(&s);
 }

@@ -403,3 +403,35 @@ Test(choices, a_request_that_has_nothing_left_to_choose_ends_with_that)
     system_settle(&s);
     system_fini(&s);
 }
+
+/* What requests do not say, the operator does. */
+Test(choices, defaults_of_the_operator)
+{
+    struct system s;
+    if (!default_model())
+        return;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", default_model(), "--return_logprobs", "true", "--seed",
+                              "11", "--logprobs_mode", "raw"));
+    const char *const drawn[] = {"-n", "6", "--temperature", "0.7", PROMPT, NULL};
+    struct answer a = ask(&s, NULL, drawn), b = ask(&s, NULL, drawn);
+    cr_expect(same(&a, &b), "each handle draws the same seeds");
+    cr_expect_eq(json_integer_value(json_object_get(a.line, "seed")),
+                 json_integer_value(json_object_get(b.line, "seed")));
+    double raw = logprob(&a, "logprobs", 0);
+    drop(&a);
+    drop(&b);
+    a = ask(&s, NULL, SETTINGS("-n", "6", "--temperature", "0.7", "--raw-logprobs", PROMPT));
+    cr_expect_eq(logprob(&a, "logprobs", 0), raw);
+    drop(&a);
+    json_decref(system_cbctl(&s, SETTINGS("settings", "logprobs_mode", "processed")));
+    a = ask(&s, NULL, drawn);
+    cr_expect_neq(logprob(&a, "logprobs", 0), raw, "0.7 sharpens what is told");
+    drop(&a);
+    json_decref(system_cbctl(&s, SETTINGS("settings", "return_logprobs", "false")));
+    a = ask(&s, NULL, drawn);
+    cr_expect_null(json_object_get(a.line, "logprobs"));
+    drop(&a);
+    system_settle(&s);
+    system_fini(&s);
+}

@@ -291,9 +291,11 @@ static int open_parts(struct sim *s)
     struct cb_why why;
     struct cb_stats_boot boot;
     const struct loop_world world = {.ctx = s, .act = world_act, .next_ns = world_next_ns};
-    const struct model_config model =
-        null_config((uint32_t)s->settings.page_size, (uint32_t)s->settings.num_blocks,
-                    daemon_batch_tokens(&s->settings), daemon_batch_requests(&s->settings));
+    const struct settings_facts facts = daemon_facts(NULL);
+    struct settings_resolved set;
+    settings_resolve(&s->settings, &facts, &set);
+    const struct model_config model = null_config(set.page_size, (uint32_t)s->settings.num_blocks,
+                                                  set.max_batch_tokens, set.max_requests_per_batch);
     struct loop *loop;
     s->oracle = oracle_new();
     if (!s->oracle || model_open(&s->model, &model, message) ||

@@ -305,6 +305,11 @@ static void count(struct daemon *d)
     cb_stats_add(page, CB_STAT_prefix_hits, now.n_prefix_hits - d->seen.n_prefix_hits);
     cb_stats_add(page, CB_STAT_soft_resets, now.n_soft_resets - d->seen.n_soft_resets);
     cb_stats_add(page, CB_STAT_forks, now.n_forks - d->seen.n_forks);
+    cb_stats_add(page, CB_STAT_offloads, now.n_offloads - d->seen.n_offloads);
+    cb_stats_add(page, CB_STAT_restores, now.n_restores - d->seen.n_restores);
+    cb_stats_add(page, CB_STAT_tokens_recomputed,
+                 now.n_recomputed_tokens - d->seen.n_recomputed_tokens);
+    cb_stats_set(page, CB_STAT_blocks_aside, now.n_pool_blocks - now.n_free_pool_blocks);
     count_violations(d, &now);
     cb_stats_add(page, CB_STAT_restarts, now.n_restarts - d->seen.n_restarts);
     cb_stats_add(page, CB_STAT_blocks_evicted, now.n_evicted_blocks - d->seen.n_evicted_blocks);

@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
+#include "daemon/backing.h"
 #include "daemon/base/clock.h"
 #include "daemon/cache/cache.h"
 #include "daemon/model/vocabulary.h"
@@ -27,6 +28,7 @@ struct engine {
 
     struct cache_config cache_config;
     struct cache *cache;
+    struct cache *pool; /* beside it; NULL: none */
     struct requests *requests;
     struct scheduler *scheduler;
     struct batch *batch;
@@ -34,8 +36,8 @@ struct engine {
 
     bool in_flight; /* the batch is on the device, as `ticket` */
     uint64_t ticket;
-    uint64_t submit_ns;        /* when it went there                                      */
-    uint32_t n_populated;      /* blocks [0, n_populated) have memory                     */
+    uint64_t submit_ns; /* when it went there                                      */
+    struct backing backing;
     uint64_t n_held_tokens;    /* prompt and limit of all accepted                        */
     uint64_t next_deadline_ns; /* no deadline is earlier; UINT64_MAX: there is none       */
     struct engine_stats stats;
@@ -57,6 +59,20 @@ static void configure_cache(struct engine *e)
     }
 }
 
+static int copy_aside(void *ctx, const struct table *from, const struct table *to, bool to_pool)
+{
+    struct engine *e = ctx;
+    return backing_move(&e->backing, from, to, to_pool);
+}
+
+static int pool_new(struct engine *e)
+{
+    struct cache_config config = e->cache_config;
+    config.n_sectors = e->info->n_pool_blocks;
+    config.shares = false;
+    return config.n_sectors > 0 ? cache_new(&e->pool, &config) : 0;
+}
+
 static int build(struct engine *e)
 {
     const struct engine_config *c = &e->config;
@@ -65,6 +81,9 @@ static int build(struct engine *e)
     uint32_t tokens_max = engine_tokens_max(e);
     uint32_t blocks_max = table_blocks_for(tokens_max, e->info->page_size);
     int r = cache_new(&e->cache, &e->cache_config);
+    backing_init(&e->backing, e->model, e->cache);
+    if (!r)
+        r = pool_new(e);
     if (!r)
         r = requests_new(&e->requests, c->max_requests, tokens_max, e->info->n_groups, blocks_max);
     if (!r)
@@ -81,6 +100,7 @@ static int build(struct engine *e)
                               .page_size = e->info->page_size,
                               .safety_margin = c->safety_margin,
                               .step_ms_max = c->step_ms_max,
+                              .pool = {.cache = e->pool, .copy = copy_aside, .ctx = e},
                           },
                           e->cache);
     return r;
@@ -132,6 +152,7 @@ struct engine *engine_free(struct engine *e)
         scheduler_free(e->scheduler);
         batch_free(e->batch);
         requests_free(e->requests);
+        cache_free(e->pool);
         cache_free(e->cache);
         free(e);
     }
@@ -257,30 +278,6 @@ void engine_cancel(struct engine *e, struct request *r)
 
 /* ---- one step -------------------------------------------------------------------------------- */
 
-/* Backs all sectors up to this one with memory. */
-static int populate_up_to(struct engine *e, uint32_t sector_idx)
-{
-    while (e->n_populated <= sector_idx) {
-        int r = model_populate(e->model, e->n_populated, 1);
-        if (r)
-            return r;
-        e->n_populated++;
-    }
-    return 0;
-}
-
-/* Makes a block ready for its new holder: 0 or a negative errno. Whether it has memory is asked
- * first, for a block whose populating failed was held as well. */
-static int prepare_block(struct engine *e, uint32_t group, uint32_t block_idx)
-{
-    uint32_t sector_idx = cache_sector_of(e->cache, group, block_idx);
-    if (sector_idx >= e->n_populated)
-        return populate_up_to(e, sector_idx);
-    return cache_was_used(e->cache, group, block_idx)
-               ? model_clear_block(e->model, group, block_idx)
-               : 0;
-}
-
 /* Makes the batch's new blocks ready. Who can't have his ends, and leaves the batch; so does who
  * took over what he would have computed, but only to begin anew. */
 static void prepare_blocks(struct engine *e)
@@ -294,7 +291,7 @@ static void prepare_blocks(struct engine *e)
         }
         for (uint32_t b = e->batch->entries[i].new_block; b < r->table.n_blocks && !err; b++)
             for (uint32_t g = 0; g < e->info->n_groups && !err; g++)
-                err = prepare_block(e, g, r->table.block_idx[g][b]);
+                err = backing_prepare(&e->backing, g, r->table.block_idx[g][b]);
         if (err) {
             decide(e, r, FINISH_ERROR, CB_NO_MEMORY);
             scheduler_distrust(e->scheduler, r, e->batch->entries[i].past / e->info->page_size);
@@ -370,28 +367,13 @@ static void take_token(struct engine *e, struct request *r, uint32_t output_idx,
     e->sink.token(e->sink.ctx, r, r->owner, index, token, now_ns);
 }
 
-/* Gives a forked child what it does not share with r: 0 or a negative errno. */
-static int copy_blocks(struct engine *e, const struct table *from, const struct table *to)
-{
-    int err = 0;
-    for (uint32_t g = 0; g < e->info->n_groups; g++)
-        for (uint32_t i = to->n_gone[g]; i < to->n_blocks && !err; i++) {
-            if (to->block_idx[g][i] == from->block_idx[g][i])
-                continue;
-            err = populate_up_to(e, cache_sector_of(e->cache, g, to->block_idx[g][i]));
-            if (!err)
-                err = model_copy_block(e->model, g, from->block_idx[g][i], to->block_idx[g][i]);
-        }
-    return err;
-}
-
 /* Those of r's children whose time has come begin where r stands. Who can't be given that computes
  * it. */
 static void fork_children(struct engine *e, struct request *r, uint64_t now_ns)
 {
     struct request *child;
     while ((child = scheduler_fork(e->scheduler, r, now_ns)) != NULL)
-        if (copy_blocks(e, &r->table, &child->table))
+        if (backing_fork(&e->backing, &r->table, &child->table))
             scheduler_restart(e->scheduler, child);
 }
 
@@ -561,17 +543,8 @@ void engine_fail_all(struct engine *e, int32_t error)
 
 int engine_populate_some(struct engine *e, size_t bytes)
 {
-    size_t block_bytes = e->info->block_bytes ? e->info->block_bytes : 1;
-    uint32_t n = e->info->n_blocks - e->n_populated;
-    if (n == 0)
-        return 0;
-    if (n > bytes / block_bytes)
-        n = bytes < block_bytes ? 1 : (uint32_t)(bytes / block_bytes);
-    int r = model_populate(e->model, e->n_populated, n);
-    if (r)
-        return r;
-    e->n_populated += n;
-    return e->n_populated == e->info->n_blocks ? 0 : ENGINE_MORE;
+    int r = backing_some(&e->backing, bytes);
+    return r == BACKING_MORE ? ENGINE_MORE : r;
 }
 
 /* ---- watching -------------------------------------------------------------------------------- */
@@ -588,12 +561,20 @@ void engine_stats(const struct engine *e, struct engine_stats *stats)
     stats->n_soft_resets = counts.n_soft_resets;
     stats->n_restarts = counts.n_restarts;
     stats->n_forks = counts.n_forks;
+    stats->n_offloads = counts.n_offloads;
+    stats->n_restores = counts.n_restores;
+    stats->n_recomputed_tokens = counts.n_recomputed;
     stats->n_prefix_hits = counts.n_hits;
     stats->n_prefix_hit_tokens = counts.n_hit_tokens;
     stats->n_free_blocks = room.n_unheld;
     stats->n_blocks = room.n_total;
     stats->n_cached_blocks = room.n_kept;
     stats->n_evicted_blocks = room.n_evicted;
+    if (!e->pool)
+        return;
+    cache_counts(e->pool, &room);
+    stats->n_pool_blocks = room.n_total;
+    stats->n_free_pool_blocks = room.n_unheld;
 }
 
 void engine_request_info(const struct request *r, struct request_info *info)

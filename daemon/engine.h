@@ -119,6 +119,9 @@ struct engine_stats {
     uint32_t n_active, n_waiting;
     uint32_t n_blocks, n_free_blocks, n_cached_blocks; /* free: held by nobody, cached ones too */
     uint64_t n_soft_resets;
+    uint64_t n_offloads, n_restores; /* requests put aside in the pool, and taken up from there */
+    uint64_t n_recomputed_tokens;    /* that had been computed: after a soft reset or a restart */
+    uint32_t n_pool_blocks, n_free_pool_blocks;
     uint64_t n_restarts; /* requests computed anew: a row was not finite, theirs or a sharer's */
     uint64_t n_prefix_hits, n_prefix_hit_tokens; /* requests that took blocks over; tokens there */
     uint64_t n_evicted_blocks;

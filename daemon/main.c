@@ -135,6 +135,12 @@ static enum dtype kv_dtype(const char *name)
     return strcmp(name, "u8") == 0 ? DTYPE_U8 : strcmp(name, "f32") == 0 ? DTYPE_F32 : DTYPE_BF16;
 }
 
+static uint64_t pool_bytes(const struct settings *set)
+{
+    return set->cpu_offload_space < 0 ? MODEL_POOL_ALL
+                                      : (uint64_t)(set->cpu_offload_space * 0x1p30);
+}
+
 /* One line a second once it takes longer than that. Whoever wants the daemon to end does not have
  * to wait until it is ready. */
 static int load_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
@@ -172,6 +178,8 @@ static int open_model(struct program *p)
         .page_size = resolved.page_size,
         .n_blocks = set->num_blocks == SETTING_NONE ? 0 : (uint32_t)set->num_blocks,
         .max_memory_percent = set->max_memory_percent < 0 ? 0 : set->max_memory_percent,
+        .pool_bytes = pool_bytes(set),
+        .pool_share = set->cpu_offload_space_safety_threshold,
         .max_batch_tokens = resolved.max_batch_tokens,
         .max_batch_seqs = resolved.max_requests_per_batch,
         .null_vocab = (uint32_t)set->null_vocab,
@@ -288,6 +296,30 @@ static void report_idle(struct program *p)
     }
 }
 
+static void report_pool(struct program *p)
+{
+    const struct model_info *info = model_info(p->model);
+    uint64_t bytes = (uint64_t)info->n_pool_blocks * info->block_bytes;
+    uint64_t wanted = pool_bytes(&p->settings);
+    if (wanted == 0)
+        return;
+    if (info->n_pool_blocks == 0)
+        log_warnx(
+            &p->log,
+            "cpu_offload_space has no room for a block of %zu bytes: nothing is put aside; raise "
+            "it, or cpu_offload_space_safety_threshold, or free memory",
+            info->block_bytes);
+    else if (wanted != MODEL_POOL_ALL && wanted - bytes >= info->block_bytes)
+        log_warnx(
+            &p->log,
+            "cpu_offload_space is cut to %.0f MiB by cpu_offload_space_safety_threshold: free "
+            "memory, or raise that",
+            (double)bytes / 0x1p20);
+    if (info->n_pool_blocks > 0)
+        log_info(&p->log, "%u blocks beside the cache, %.0f MiB, for what is preempted",
+                 info->n_pool_blocks, (double)bytes / 0x1p20);
+}
+
 static void report(struct program *p)
 {
     const struct model_info *info = model_info(p->model);
@@ -301,6 +333,7 @@ static void report(struct program *p)
     else if (!p->settings.batch_invariant)
         log_info(&p->log, "batch_invariant is false, but idle: %s", info->caps.bf16_refusal);
     report_idle(p);
+    report_pool(p);
     if (p->place.refuses_descriptors)
         log_info(&p->log, "socket mode %04o; the kernel keeps descriptors away (SO_PASSRIGHTS)",
                  (unsigned)p->place.mode);

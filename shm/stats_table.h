@@ -43,7 +43,11 @@
     X(intake_ns,          COUNTER, "ns",       "of own_ns: taking requests, and all the rest")    \
     X(schedule_ns,        COUNTER, "ns",       "of own_ns: until a step was submitted")           \
     X(deliver_ns,         COUNTER, "ns",       "of own_ns: handing out tokens, waking clients")   \
-    X(violations,         COUNTER, "times",    "the bookkeeping contradicted itself, a fault")
+    X(violations,         COUNTER, "times",    "the bookkeeping contradicted itself, a fault")        \
+    X(offloads,           COUNTER, "requests", "preempted for want of cache, their blocks put aside") \
+    X(restores,           COUNTER, "requests", "went on with blocks that had been put aside")         \
+    X(tokens_recomputed,  COUNTER, "tokens",   "computed though they had been: resets, restarts")     \
+    X(blocks_aside,       GAUGE,   "blocks",   "blocks put aside in cpu_offload_space")
 
 #define CB_HISTOGRAMS_TABLE(X)                                                                    \
     X(time_to_first_token_ns, "from acceptance to a request's first token")                       \

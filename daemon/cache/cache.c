@@ -236,6 +236,39 @@ int cache_grow(struct cache *c, struct table *t, uint32_t n_tokens)
     return extend(c, t, t->n_blocks + n_more);
 }
 
+/* A row of t with the entries that are gone in `from`, and blocks for the rest: as take_blocks. */
+static bool mirror_row(struct cache *c, uint32_t g, const struct table *from, struct table *t,
+                       uint32_t n_blocks)
+{
+    uint32_t n_gone = from->n_gone[g];
+    for (uint32_t i = 0; i < n_gone; i++)
+        t->block_idx[g][i] = TABLE_GONE;
+    if (!take_blocks(c, t, g, n_gone, n_blocks))
+        return false;
+    t->n_gone[g] = n_gone;
+    return true;
+}
+
+int cache_mirror(struct cache *c, const struct table *from, struct table *t, uint32_t n_tokens)
+{
+    uint32_t n_blocks = table_blocks_for(n_tokens, c->config.page_size), n_own[SIZING_GROUPS_MAX];
+    assert(t->n_blocks == 0 && n_blocks <= t->max_blocks);
+    for (uint32_t g = 0; g < c->config.n_groups; g++)
+        n_own[g] = n_blocks - from->n_gone[g];
+    if (!have_room(c, n_own))
+        return CACHE_EXHAUSTED;
+    for (uint32_t g = 0; g < c->config.n_groups; g++)
+        if (!mirror_row(c, g, from, t, n_blocks)) {
+            while (g-- > 0) {
+                release_blocks(c, t, g, t->n_gone[g], n_blocks);
+                t->n_gone[g] = 0;
+            }
+            return CACHE_EXHAUSTED;
+        }
+    t->n_blocks = n_blocks;
+    return 0;
+}
+
 void cache_slide(struct cache *c, struct table *t, uint32_t n_tokens)
 {
     for (uint32_t g = 0; g < c->config.n_groups; g++) {

@@ -61,6 +61,11 @@ uint32_t cache_reads_of(const struct cache *c, uint32_t n_tokens);
 /* Makes room for n_tokens in all: 0, or CACHE_EXHAUSTED with the table as it was. */
 int cache_grow(struct cache *c, struct table *t, uint32_t n_tokens);
 
+/* Gives the empty table t room for n_tokens in all, but for entries that are gone in `from`, which
+ * may be a table of another cache with the same groups: then the blocks are alike, to copy them. 0,
+ * or CACHE_EXHAUSTED with t empty. */
+int cache_mirror(struct cache *c, const struct table *from, struct table *t, uint32_t n_tokens);
+
 /* n_tokens are computed: gives back what is behind the window of the next one. */
 void cache_slide(struct cache *c, struct table *t, uint32_t n_tokens);
 

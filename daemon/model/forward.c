@@ -131,6 +131,20 @@ static uint64_t fixed_bytes(const struct opening *o)
     return bytes + (uint64_t)c->n_context * c->rope_dims * sizeof(float);
 }
 
+/* The pool is the end of the same memory: one sweep moves a block there, or back. */
+static uint32_t choose_pool(const struct opening *o, const struct memory_plan *plan)
+{
+    uint64_t used = plan->fixed_bytes + o->f->model.info.n_blocks * plan->block_bytes;
+    struct memory_pool pool = {.available_bytes = plan->available_bytes,
+                               .wanted_bytes = o->config->pool_bytes,
+                               .share = o->config->pool_share,
+                               .block_bytes = plan->block_bytes};
+
+    if (pool.available_bytes != MEMORY_UNKNOWN)
+        pool.available_bytes -= used < pool.available_bytes ? used : pool.available_bytes;
+    return memory_choose_pool(&pool);
+}
+
 static int plan_cache(struct opening *o, struct kv_shape *shape)
 {
     struct forward *f = o->f;
@@ -171,7 +185,8 @@ static int plan_cache(struct opening *o, struct kv_shape *shape)
                                 shape->page_size);
         info->n_blocks = (KERNELS_NO_SLOT - 1) / shape->page_size;
     }
-    shape->n_pages = info->n_blocks;
+    info->n_pool_blocks = choose_pool(o, &plan);
+    shape->n_pages = info->n_blocks + info->n_pool_blocks;
     return 0;
 }
 

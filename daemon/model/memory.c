@@ -15,6 +15,7 @@
 #define DEFAULT_CONTEXTS 8
 #define MIB              (1024.0 * 1024.0)
 #define BYTES_MAX        0x1p62 /* more memory than any machine has */
+#define POOL_BLOCKS_MAX  (1u << 28)
 
 /* The number after `word` at the beginning of a line; false: no such file or line. */
 static bool read_number(const char *path, const char *word, uint64_t *valuep)
@@ -149,4 +150,18 @@ int memory_choose(const struct memory_plan *p, uint32_t *n_blocksp, char *messag
                       "set num_blocks for less than the model's whole context, or free memory",
                       message);
     return 0;
+}
+
+uint32_t memory_choose_pool(const struct memory_pool *p)
+{
+    uint64_t bytes = p->wanted_bytes, n;
+
+    if (p->share <= 0)
+        bytes = 0;
+    else if (p->available_bytes == MEMORY_UNKNOWN)
+        bytes = bytes == UINT64_MAX ? 0 : bytes;
+    else if ((double)bytes > (double)p->available_bytes * p->share)
+        bytes = (uint64_t)((double)p->available_bytes * p->share);
+    n = bytes / p->block_bytes;
+    return n < POOL_BLOCKS_MAX ? (uint32_t)n : POOL_BLOCKS_MAX;
 }

@@ -26,4 +26,15 @@ struct memory_plan {
  * is free. */
 int memory_choose(const struct memory_plan *plan, uint32_t *n_blocksp, char *message);
 
+struct memory_pool {
+    uint64_t available_bytes; /* that weights and cache leave, or MEMORY_UNKNOWN */
+    uint64_t wanted_bytes;    /* or UINT64_MAX: all of the share                 */
+    double share;             /* of what is available that it may take: 0 to 1 */
+    uint64_t block_bytes;
+};
+
+/* How many whole blocks the pool beside the cache gets. Where nobody knows what is available, as many
+ * as are wanted, and none of a share. */
+uint32_t memory_choose_pool(const struct memory_pool *pool);
+
 #endif

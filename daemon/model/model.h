@@ -18,6 +18,7 @@ struct vocab_image; /* daemon/model/vocabulary.h: the bytes that become VOCAB */
 
 #define MODEL_EOS_MAX     16
 #define MODEL_MESSAGE_MAX 512
+#define MODEL_POOL_ALL    UINT64_MAX
 #define MODEL_GROUPS_MAX  2
 
 struct model_config {
@@ -29,6 +30,10 @@ struct model_config {
     uint32_t n_blocks;   /* 0: model_open chooses by max_memory_percent                       */
     /* Share of available memory; 0: the smaller of 0.6 of it and eight contexts. */
     double max_memory_percent;
+    /* Room beside the cache for what does not fit there: whole blocks in so many bytes, but no more
+     * than that share of the memory that is left. 0: none; MODEL_POOL_ALL: all of that share. */
+    uint64_t pool_bytes;
+    double pool_share;
     uint32_t max_batch_tokens, max_batch_seqs; /* a step's bounds */
     uint32_t null_vocab, null_context; /* sizes of the null model; 0: 49152, 131072        */
     uint32_t null_step_us;             /* the null model's step takes this long; 0: no time */
@@ -48,6 +53,9 @@ struct model_info {
      * more it is a sector, which each group may cut into blocks of its own. */
     uint32_t n_blocks;
     size_t block_bytes;
+    /* Blocks of the pool beside it, numbered from n_blocks on. No step reads or writes there:
+     * model_copy_block moves what they hold. */
+    uint32_t n_pool_blocks;
     uint32_t n_groups;
     struct model_group {
         uint32_t blocks_per_sector;
@@ -73,12 +81,13 @@ const struct model_info *model_info(const struct model *m);
  * well. */
 const struct vocab_image *model_vocab(const struct model *m);
 
-/* Backs blocks [block_idx, block_idx + n) with memory: at most a few MiB a call, between steps. */
+/* Backs blocks [block_idx, block_idx + n) with memory: at most a few MiB a call, between steps. The
+ * pool's as well. */
 int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks);
 /* Zeroes what must be zero in a group's block that had another user. */
 int model_clear_block(struct model *m, uint32_t group, uint32_t block_idx);
 
-/* Copies all of a group's block into another one that has memory. */
+/* Copies all of a group's block into another one that has memory; either may be the pool's. */
 int model_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx);
 
 /* Runs one step, which is given as each group sees it, step[n_groups]: samples[i] for output i of

@@ -13,6 +13,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "daemon/model/memory.h"
 #include "daemon/model/model_ops.h"
 #include "daemon/model/vocabulary.h"
 
@@ -25,9 +26,10 @@ enum { NULL_VOCAB = 49152, NULL_CONTEXT = 131072, NULL_CACHE_CONTEXTS = 8 };
 struct null_model {
     struct model model; /* first */
     struct vocab_image *vocab;
-    uint64_t *kv; /* [n_blocks * page_size] the hash up to and with that position */
+    uint64_t *kv; /* [n_all_blocks * page_size] the hash up to and with that position */
     size_t kv_bytes;
-    uint8_t *populated; /* [n_blocks] */
+    uint32_t n_all_blocks; /* the pool's too */
+    uint8_t *populated;    /* [n_all_blocks] */
     uint32_t max_tokens, max_seqs;
     uint32_t step_us;
     uint64_t ticket, done_ns;
@@ -80,7 +82,7 @@ static void null_free(struct model *m)
 static int null_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks)
 {
     struct null_model *n = null_of(m);
-    if (n_blocks > m->info.n_blocks || block_idx > m->info.n_blocks - n_blocks)
+    if (n_blocks > n->n_all_blocks || block_idx > n->n_all_blocks - n_blocks)
         return -EINVAL;
     memset(n->populated + block_idx, 1, n_blocks);
     return 0;
@@ -98,7 +100,7 @@ static int null_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
 static int null_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx)
 {
     struct null_model *n = null_of(m);
-    uint32_t n_blocks = m->info.n_blocks, page_size = m->info.page_size;
+    uint32_t n_blocks = n->n_all_blocks, page_size = m->info.page_size;
     if (group != 0 || from_idx >= n_blocks || to_idx >= n_blocks || !n->populated[from_idx] ||
         !n->populated[to_idx] || from_idx == to_idx)
         return -EINVAL;
@@ -305,6 +307,12 @@ static void fill_info(struct model_info *info, const struct model_config *c)
     if (info->n_blocks == 0)
         info->n_blocks = (info->n_context + c->page_size - 1) / c->page_size * NULL_CACHE_CONTEXTS;
     info->block_bytes = c->page_size * sizeof(uint64_t);
+    info->n_pool_blocks = memory_choose_pool(&(struct memory_pool){
+        .available_bytes = memory_available(""),
+        .wanted_bytes = c->pool_bytes,
+        .share = c->pool_share,
+        .block_bytes = info->block_bytes,
+    });
     info->n_groups = 1;
     info->groups[0].blocks_per_sector = 1;
     /* The last id: it comes up by chance, once in n_vocab tokens. */
@@ -328,11 +336,12 @@ int null_open(struct model **modelp, const struct model_config *config, char *me
     n->max_tokens = config->max_batch_tokens;
     n->max_seqs = config->max_batch_seqs;
     n->step_us = config->null_step_us;
-    n->kv_bytes = info->n_blocks * info->block_bytes;
+    n->n_all_blocks = info->n_blocks + info->n_pool_blocks;
+    n->kv_bytes = n->n_all_blocks * info->block_bytes;
     void *kv = mmap(NULL, n->kv_bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     n->kv = kv == MAP_FAILED ? NULL : kv;
-    n->populated = calloc(info->n_blocks, 1);
+    n->populated = calloc(n->n_all_blocks, 1);
     n->samples = calloc(n->max_tokens, sizeof *n->samples);
     n->done = calloc(n->max_seqs, 1);
     int r = n->kv && n->populated && n->samples && n->done ? 0 : -ENOMEM;

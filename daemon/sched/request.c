@@ -81,7 +81,8 @@ int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t toke
     if (!r)
         r = ranges_init(&p->ids, n_requests, (size_t)tokens_max * sizeof(uint32_t));
     if (!r)
-        r = ranges_init(&p->tables, n_requests, (size_t)n_groups * blocks_max * sizeof(uint32_t));
+        r = ranges_init(&p->tables, n_requests,
+                        2 * (size_t)n_groups * blocks_max * sizeof(uint32_t));
     if (!r)
         r = ranges_init(&p->stops, n_requests, sizeof(struct stops_place));
     if (!r)
@@ -154,7 +155,9 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
     list_init(&r->end_link);
     list_init(&r->sibling);
     list_init(&r->children);
-    table_init(&r->table, ranges_at(&p->tables, place), p->n_groups, p->blocks_max);
+    uint32_t *rows = ranges_at(&p->tables, place);
+    table_init(&r->table, rows, p->n_groups, p->blocks_max);
+    table_init(&r->aside, rows + (size_t)p->n_groups * p->blocks_max, p->n_groups, p->blocks_max);
     sampler_init(&r->sampler, spec->temperature, spec->top_k, spec->top_p, spec->seed,
                  vocab->n_vocab);
     r->sampler.child_idx = spec->child_idx;
@@ -174,12 +177,12 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
 
 void requests_release(struct requests *p, struct request *r)
 {
-    p->n_faults += r->table.n_blocks != 0;
+    p->n_faults += r->table.n_blocks != 0 || request_is_aside(r);
     assert(list_is_empty(&r->link) && list_is_empty(&r->end_link));
     assert(list_is_empty(&r->sibling) && list_is_empty(&r->children));
     uint32_t place = (uint32_t)(r - p->all);
     ranges_trim(&p->ids, place, r->n_ids * sizeof *r->ids);
-    ranges_trim(&p->tables, place, (size_t)p->n_groups * r->n_ids * sizeof(uint32_t));
+    ranges_trim(&p->tables, place, 2 * (size_t)p->n_groups * r->n_ids * sizeof(uint32_t));
     list_prepend(&p->free, &r->link);
     p->n_free++;
     p->n_tokens -= (uint64_t)r->n_prompt + r->max_new_tokens;
@@ -291,11 +294,16 @@ int request_check(const struct request *r, uint32_t page_size, bool between_step
         return unclean(whyp, "request: its count of generated tokens is not its ids'");
     if (r->past > r->n_ids || r->table.n_blocks > r->table.max_blocks)
         return unclean(whyp, "request: past or blocks above their bounds");
-    if (r->phase == REQUEST_WAITING && (r->past != 0 || r->table.n_blocks != 0))
+    if (r->phase == REQUEST_WAITING && r->table.n_blocks != 0)
         return unclean(whyp, "request: it waits and holds blocks");
+    if (r->aside.n_blocks !=
+        (r->phase == REQUEST_WAITING ? table_blocks_for(r->past, page_size) : 0))
+        return unclean(whyp, "request: what was put aside is not its past");
     if (r->phase != REQUEST_WAITING && r->table.n_blocks < table_blocks_for(r->past, page_size))
         return unclean(whyp, "request: fewer blocks than its past needs");
-    if (!between_steps || r->end.finish != FINISH_NONE)
+    if (r->phase == REQUEST_WAITING && r->past >= r->n_ids)
+        return unclean(whyp, "request: it waits with nothing to compute");
+    if (!between_steps || r->end.finish != FINISH_NONE || r->phase == REQUEST_WAITING)
         return 0;
     if (r->table.n_blocks != table_blocks_for(r->past, page_size))
         return unclean(whyp, "request: more blocks than its past needs");

@@ -2,13 +2,14 @@
  *
  *   submitted --> WAITING --> PREFILLING --> DECODING --> ended, back in the pool
  *                    ^            |              |
- *                    +-- soft reset (cache full) +           from anywhere: cancel, deadline, error
+ *                    +--- reset or put aside ----+           from anywhere: cancel, deadline, error
  *
  * A prompt that fits one step goes from WAITING to DECODING at once. The ids of a request are its
  * prompt and then what was generated, in one array; `past` of them have keys in the cache. What is
  * still to be computed is always ids[past .. n_ids), and a step yields a token iff it computes up
  * to n_ids. So a soft reset is past = 0 and no blocks: nothing else of a request ever changes back.
- * With blocks that others computed, a request begins with a past above 0.
+ * With blocks that others computed, a request begins with a past above 0; and so it does where its
+ * blocks were put aside (scheduler.h) instead of being let go.
  *
  * A request may have children: the same prompt, continued otherwise. They wait for their parent,
  * which computes all of the prompt but its last id, and begin where it stands then (scheduler.h).
@@ -90,7 +91,9 @@ struct request {
     uint32_t starved_tokens; /* it lately found no room for its first so many tokens; 0: it did  */
     uint32_t n_soft_resets;
     uint32_t n_scored; /* ids of the prompt whose log-probabilities were told, the first included */
+    uint32_t n_reached; /* the largest past it ever had */
     struct table table;
+    struct table aside;    /* while it waits: its blocks in the pool beside the cache             */
     struct prefix_key key; /* whose blocks it may share: set by who took it from the pool         */
     /* A row of its was not finite: it is computed once more, from the first id, and neither takes
      * blocks of others nor gives any. */
@@ -155,6 +158,12 @@ static inline uint32_t request_n_generated(const struct request *r)
 static inline bool request_scores(const struct request *r)
 {
     return r->sampler.prompt_logprobs && r->n_scored < r->n_prompt;
+}
+
+/* Whether it waits with a past. */
+static inline bool request_is_aside(const struct request *r)
+{
+    return r->aside.n_blocks > 0;
 }
 
 /* Lets its blocks go and makes it wait again, to be computed from its first id. */

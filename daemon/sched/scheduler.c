@@ -112,6 +112,7 @@ void scheduler_remove(struct scheduler *s, struct request *r)
         deactivate(s, r);
         s->admission_shut = false;
     }
+    scheduler_drop_aside(s, r);
     if (r->end.finish == FINISH_ERROR)
         cache_forget_own(s->cache, &r->table);
     cache_clear(s->cache, &r->table);
@@ -139,6 +140,7 @@ void scheduler_distrust(struct scheduler *s, struct request *r, uint32_t first_b
         cache_forget(s->cache, &other->table, first);
         scheduler_restart(s, other);
     }
+    scheduler_distrust_aside(s, r, first_block);
 }
 
 uint32_t scheduler_pick(const struct list *active, enum request_phase phase, struct request **order,
@@ -169,8 +171,9 @@ static bool starved_fit(const struct scheduler *s)
     return true;
 }
 
-/* Soft resets starved requests, the newest first, until the rest fit or one active request is left.
- * They wait at the end of the line, the oldest first. Says whether anything was reset. */
+/* Takes the blocks of starved requests away, the newest first, until the rest fit or one active
+ * request is left. They wait at the end of the line, the oldest first. Says whether there were
+ * any. */
 static bool relieve(struct scheduler *s)
 {
     struct list victims, *link, *after;
@@ -183,10 +186,13 @@ static bool relieve(struct scheduler *s)
             s->n_starved = 0; /* it was counted wrong */
             break;
         }
-        deactivate(s, list_entry(link, struct request, link));
+        struct request *victim = list_entry(link, struct request, link);
+        deactivate(s, victim);
         list_prepend(&victims, link);
-        request_soft_reset(list_entry(link, struct request, link), s->cache);
-        s->n_soft_resets++;
+        if (!scheduler_put_aside(s, victim)) {
+            request_soft_reset(victim, s->cache);
+            s->n_soft_resets++;
+        }
     }
     if (list_is_empty(&victims))
         return false;
@@ -250,7 +256,8 @@ static struct offer offer_to(const struct scheduler *s, const struct budget *lef
                              struct request *r)
 {
     struct offer o = {.past = r->past};
-    if (r->phase == REQUEST_WAITING && !r->is_suspect && !request_scores(r)) {
+    if (r->phase == REQUEST_WAITING && !request_is_aside(r) && !r->is_suspect &&
+        !request_scores(r)) {
         o.n_found = cache_find(s->cache, &r->key, r->ids, r->n_ids, &r->table);
         o.past = o.n_found * s->config.page_size;
     }
@@ -265,22 +272,28 @@ static struct offer offer_to(const struct scheduler *s, const struct budget *lef
     return o;
 }
 
-/* Takes the blocks: whether there were enough. */
-static bool make_room(struct scheduler *s, struct budget *left, struct request *r,
-                      const struct offer *o)
+/* 0, CACHE_EXHAUSTED, or a negative errno: r is not what it was when the offer was made. */
+static int take_room(struct scheduler *s, struct request *r, const struct offer *o)
 {
     uint32_t n_tokens = o->past + o->n_tokens;
+    if (request_is_aside(r))
+        return scheduler_take_up(s, r, n_tokens);
+    if (r->phase == REQUEST_WAITING)
+        return cache_admit(s->cache, &r->table, o->n_found, n_tokens);
+    return cache_grow(s->cache, &r->table, n_tokens);
+}
+
+/* Notes that r found no room. */
+static void note_starved(struct scheduler *s, struct budget *left, struct request *r,
+                         const struct offer *o)
+{
     bool waits = r->phase == REQUEST_WAITING;
-    if ((waits ? cache_admit(s->cache, &r->table, o->n_found, n_tokens)
-               : cache_grow(s->cache, &r->table, n_tokens)) == 0)
-        return r->table.n_blocks >= table_blocks_for(n_tokens, s->config.page_size);
     if (!left->without_room)
         left->without_room = r;
     if (!waits) {
-        r->starved_tokens = n_tokens;
+        r->starved_tokens = o->past + o->n_tokens;
         s->n_starved++;
     }
-    return false;
 }
 
 static void activate(struct scheduler *s, struct request *r, enum request_phase phase,
@@ -336,7 +349,8 @@ static bool contradicts_itself(const struct request *r)
 {
     switch (r->phase) {
     case REQUEST_WAITING:
-        return r->past != 0 || r->table.n_blocks != 0;
+        return (r->past != 0 && !request_is_aside(r)) || r->past >= r->n_ids ||
+               r->table.n_blocks != 0;
     case REQUEST_PREFILLING:
         return r->past >= r->n_ids;
     default:
@@ -363,8 +377,13 @@ static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left
             take_blocks_only(s, r, &o, left->now_ns);
         return PASSED_OVER;
     }
-    uint32_t new_block = r->table.n_blocks + o.n_found;
-    if (!make_room(s, left, r, &o))
+    uint32_t new_block = r->table.n_blocks + r->aside.n_blocks + o.n_found;
+    int err = take_room(s, r, &o);
+    if (err < 0)
+        return ask(s, b, left, r);
+    if (err)
+        note_starved(s, left, r, &o);
+    if (err || r->table.n_blocks < table_blocks_for(o.past + o.n_tokens, s->config.page_size))
         return PASSED_OVER;
     take(s, b, r, &o, new_block, left->now_ns);
     left->tokens -= o.n_tokens;
@@ -373,6 +392,35 @@ static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left
     left->requests--;
     left->fast = fast;
     return TAKEN;
+}
+
+/* The first from `link` on that has blocks aside, or that has none; or the head. */
+static struct list *seek_waiting(struct scheduler *s, struct list *link, bool is_aside)
+{
+    if (is_aside && s->n_aside == 0)
+        return &s->waiting;
+    while (link != &s->waiting &&
+           request_is_aside(list_entry(link, struct request, link)) != is_aside)
+        link = link->next;
+    return link;
+}
+
+/* Asks those who wait: in turn one with blocks aside and one without, each in the order of the
+ * line. */
+static void admit(struct scheduler *s, struct batch *b, struct budget *left)
+{
+    struct list *next[2] = {seek_waiting(s, s->waiting.next, true),
+                            seek_waiting(s, s->waiting.next, false)};
+    for (int turn = 0; !budget_is_spent(left); turn = !turn) {
+        if (next[turn] == &s->waiting)
+            turn = !turn;
+        struct list *link = next[turn];
+        if (link == &s->waiting)
+            return;
+        next[turn] = seek_waiting(s, link->next, turn == 0);
+        if (ask(s, b, left, list_entry(link, struct request, link)) == LIKE_IT_NONE)
+            return;
+    }
 }
 
 /* One pass over the candidates. The first that found no room, or NULL. */
@@ -387,13 +435,8 @@ static struct request *fill(struct scheduler *s, struct batch *b, uint64_t now_n
     struct budget left = budget_init(s, n_decoding, now_ns);
     for (uint32_t i = 0; i < n && !budget_is_spent(&left); i++)
         ask(s, b, &left, s->order[i]);
-    if (!s->admission_shut) {
-        struct list *link, *after;
-        list_for_each (link, after, &s->waiting)
-            if (budget_is_spent(&left) ||
-                ask(s, b, &left, list_entry(link, struct request, link)) == LIKE_IT_NONE)
-                break;
-    }
+    if (!s->admission_shut)
+        admit(s, b, &left);
     return left.without_room;
 }
 
@@ -416,6 +459,10 @@ void scheduler_advance(struct scheduler *s, const struct batch_entry *entry)
 {
     struct request *r = entry->r;
     r->past = entry->past + entry->n_tokens;
+    if (r->n_reached > entry->past)
+        s->n_recomputed += (r->n_reached < r->past ? r->n_reached : r->past) - entry->past;
+    if (r->n_reached < r->past)
+        r->n_reached = r->past;
     cache_slide(s->cache, &r->table, r->past);
     if (!r->is_suspect)
         cache_settle(s->cache, &r->table, &r->key, r->ids, entry->past, r->past);
@@ -460,6 +507,9 @@ void scheduler_counts(const struct scheduler *s, struct scheduler_counts *counts
         .n_hits = s->n_hits,
         .n_hit_tokens = s->n_hit_tokens,
         .n_forks = s->n_forks,
+        .n_offloads = s->n_offloads,
+        .n_restores = s->n_restores,
+        .n_recomputed = s->n_recomputed,
     };
 }
 

@@ -8,10 +8,12 @@
  * A waiting request that begins like others takes over the blocks they share (cache.h), also those
  * that the very step it is taken into computes: then its own tokens are the rest.
  *
- * When active requests find no room, the newest of those is soft reset and waits at the end of the
- * line; from then on nobody is admitted until an active request leaves. One request always stays,
- * and any that was accepted fits alone, so there is always progress. Engine thread only; never
- * allocates after new. */
+ * When active requests find no room, the newest of those has to wait again, at the end of the line;
+ * from then on nobody is admitted until an active request leaves. Its blocks are put aside in a pool
+ * beside the cache and copied back when its turn comes, so that nothing is computed twice. Where
+ * there is no such pool, or no room in it, the request is soft reset. Those with blocks aside and the
+ * others take turns when there is room again. One request always stays, and any that was accepted
+ * fits alone, so there is always progress. Engine thread only; never allocates after new. */
 #ifndef CB_DAEMON_SCHED_SCHEDULER_H
 #define CB_DAEMON_SCHED_SCHEDULER_H
 
@@ -36,6 +38,15 @@ extern const struct scheduler_policy scheduler_prefill_first; /* the other way r
 uint32_t scheduler_pick(const struct list *active, enum request_phase phase, struct request **order,
                         uint32_t n);
 
+/* The pool beside the cache: blocks of the same groups, and who copies them. */
+struct scheduler_pool {
+    struct cache *cache; /* shares nothing; NULL: there is no pool */
+    /* Copies what the blocks of `from` hold to those of `to`: from the cache to the pool, or back. 0
+     * or a negative errno. Called while nothing is on the device. */
+    int (*copy)(void *ctx, const struct table *from, const struct table *to, bool to_pool);
+    void *ctx;
+};
+
 struct scheduler_config {
     const struct scheduler_policy *policy;
     uint32_t max_requests;     /* that may ever be held at once                                  */
@@ -47,6 +58,7 @@ struct scheduler_config {
     uint32_t page_size;
     double safety_margin; /* negative: the policy's */
     uint32_t step_ms_max; /* 0: off                 */
+    struct scheduler_pool pool;
 };
 
 struct scheduler;
@@ -98,8 +110,10 @@ void scheduler_observe(struct scheduler *s, const struct batch *b, uint64_t mode
 struct scheduler_counts {
     uint32_t n_active, n_waiting;
     uint64_t n_soft_resets, n_restarts;
-    uint64_t n_hits, n_hit_tokens; /* requests that took blocks over, tokens in these */
-    uint64_t n_forks;              /* children that began where their parent stood */
+    uint64_t n_hits, n_hit_tokens;   /* requests that took blocks over, tokens in these */
+    uint64_t n_forks;                /* children that began where their parent stood */
+    uint64_t n_offloads, n_restores; /* requests put aside, and taken up again */
+    uint64_t n_recomputed; /* tokens that had been computed before: after a reset or a restart */
 };
 void scheduler_counts(const struct scheduler *s, struct scheduler_counts *counts);
 

@@ -21,11 +21,11 @@ static int unclean(const char **whyp, const char *why)
     return -EUCLEAN;
 }
 
-static uint32_t n_entries_of(const struct scheduler *s, const struct request *r)
+static uint32_t n_entries_of(const struct scheduler *s, const struct table *t)
 {
     uint32_t n = 0;
     for (uint32_t g = 0; g < s->n_groups; g++)
-        n += r->table.n_blocks - r->table.n_gone[g];
+        n += t->n_blocks - t->n_gone[g];
     return n;
 }
 
@@ -53,7 +53,7 @@ static int audit_sums(struct scheduler *s, const char **whyp)
     uint64_t n_entries = 0;
     uint32_t n_active = 0;
     for (const struct list *link = s->active.next; link != &s->active; link = link->next) {
-        n_entries += n_entries_of(s, list_entry(link, struct request, link));
+        n_entries += n_entries_of(s, &list_entry(link, struct request, link)->table);
         if (++n_active > s->n_active)
             break;
     }
@@ -62,6 +62,28 @@ static int audit_sums(struct scheduler *s, const char **whyp)
     if (n_entries != cache_n_entries(s->cache))
         return unclean(whyp, "scheduler: tables are longer or shorter than the cache made them");
     return 0;
+}
+
+/* What is aside: as many requests as are counted, with as many blocks as the pool gave, and one of
+ * them. */
+static int audit_aside(const struct scheduler *s, const char **whyp)
+{
+    const struct cache *pool = s->config.pool.cache;
+    uint64_t n_entries = 0;
+    uint32_t n_aside = 0;
+    int err = cache_audit(pool, whyp);
+    for (const struct list *link = s->waiting.next; !err && link != &s->waiting;
+         link = link->next) {
+        const struct request *r = list_entry(link, struct request, link);
+        if (!request_is_aside(r) || n_aside == s->n_aside)
+            continue;
+        n_entries += n_entries_of(s, &r->aside);
+        if (n_aside++ == s->n_rounds % s->n_aside)
+            err = cache_audit_sum(pool, &r->aside, whyp);
+    }
+    if (!err && (n_aside != s->n_aside || n_entries != cache_n_entries(pool)))
+        return unclean(whyp, "scheduler: more or fewer blocks are aside than the pool gave");
+    return err;
 }
 
 /* The next active request's turn. */
@@ -88,6 +110,8 @@ int scheduler_audit(struct scheduler *s, const char **whyp)
         return err;
     if (s->n_audits++ % AUDITED_STEPS == 0)
         return audit_sums(s, whyp);
+    if (s->n_audits % AUDITED_STEPS == 5 && s->config.pool.cache)
+        return audit_aside(s, whyp);
     return s->n_audits % 2 ? audit_next(s, whyp) : cache_audit_block(s->cache, whyp);
 }
 
@@ -152,12 +176,17 @@ static uint32_t judge_list(struct scheduler *s, const struct list *head, bool wa
     return n;
 }
 
+static void empty(struct table *t)
+{
+    t->n_blocks = t->sum = 0;
+    memset(t->n_gone, 0, sizeof t->n_gone);
+}
+
 /* Its table says nothing that could be given back. */
 static void drop(struct request *r, enum request_phase phase)
 {
     r->phase = phase;
-    r->table.n_blocks = r->table.sum = 0;
-    memset(r->table.n_gone, 0, sizeof r->table.n_gone);
+    empty(&r->table);
 }
 
 /* Marks as broken who names what is not his: by what the cache knows of who took it, and by what
@@ -194,10 +223,28 @@ static void take_lost_back(struct scheduler *s, struct requests *all)
     }
 }
 
+/* Nothing is aside any more: who waits with a past begins anew. */
+static void empty_pool(struct scheduler *s)
+{
+    for (const struct list *link = s->waiting.next; link != &s->waiting; link = link->next) {
+        struct request *r = list_entry(link, struct request, link);
+        if (request_is_aside(r))
+            r->past = 0;
+        empty(&r->aside);
+    }
+    for (const struct list *link = s->active.next; link != &s->active; link = link->next)
+        empty(&list_entry(link, struct request, link)->aside);
+    cache_audit_begin(s->config.pool.cache);
+    cache_rebuild(s->config.pool.cache);
+    s->n_aside = 0;
+}
+
 void scheduler_repair(struct scheduler *s, struct requests *all)
 {
     const char *why;
     take_lost_back(s, all);
+    if (s->config.pool.cache)
+        empty_pool(s);
     s->n_starved = 0;
     s->admission_shut = false;
     s->turn = &s->active;
@@ -228,6 +275,7 @@ void scheduler_repair(struct scheduler *s, struct requests *all)
 static int check_list(const struct scheduler *s, const struct list *head, bool waiting,
                       bool between_steps, uint32_t *np, uint32_t *n_starvedp, const char **whyp)
 {
+    uint32_t n_aside = 0;
     for (const struct list *link = head->next; link != head; link = link->next) {
         if (link->next->prev != link || link->prev->next != link)
             return unclean(whyp, "scheduler: a list is broken");
@@ -245,6 +293,13 @@ static int check_list(const struct scheduler *s, const struct list *head, bool w
         err = cache_audit_table(s->cache, &r->table, whyp);
         if (err)
             return err;
+        if (request_is_aside(r)) {
+            n_aside++;
+            err = s->config.pool.cache ? cache_audit_table(s->config.pool.cache, &r->aside, whyp)
+                                       : unclean(whyp, "scheduler: blocks aside, and no pool");
+            if (err)
+                return err;
+        }
         err = cache_check_table(s->cache, &r->table, &r->key, r->ids,
                                 between_steps && r->end.finish == FINISH_NONE ? r->past : r->n_ids,
                                 whyp);
@@ -253,6 +308,8 @@ static int check_list(const struct scheduler *s, const struct list *head, bool w
         *np += 1;
         *n_starvedp += r->starved_tokens != 0;
     }
+    if (n_aside != (waiting ? s->n_aside : 0))
+        return unclean(whyp, "scheduler: more or fewer requests are aside than it counts");
     return 0;
 }
 
@@ -260,6 +317,8 @@ int scheduler_check(const struct scheduler *s, bool between_steps, const char **
 {
     uint32_t n_active = 0, n_waiting = 0, n_starved = 0;
     cache_audit_begin(s->cache);
+    if (s->config.pool.cache)
+        cache_audit_begin(s->config.pool.cache);
     int err = check_list(s, &s->active, false, between_steps, &n_active, &n_starved, whyp);
     if (!err)
         err = check_list(s, &s->waiting, true, between_steps, &n_waiting, &n_starved, whyp);
@@ -269,5 +328,6 @@ int scheduler_check(const struct scheduler *s, bool between_steps, const char **
         return unclean(whyp, "scheduler: a count is not its list's length");
     if (s->admission_shut && n_active == 0)
         return unclean(whyp, "scheduler: admission is shut and nobody is there to open it");
-    return cache_audit_end(s->cache, whyp);
+    err = cache_audit_end(s->cache, whyp);
+    return err || !s->config.pool.cache ? err : cache_audit_end(s->config.pool.cache, whyp);
 }

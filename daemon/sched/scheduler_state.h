@@ -1,4 +1,5 @@
-/* sched/scheduler_state.h - a scheduler from the inside, for scheduler.c and scheduler_audit.c. */
+/* sched/scheduler_state.h - a scheduler from the inside, for scheduler.c, scheduler_pool.c and
+ * scheduler_audit.c. */
 #ifndef CB_DAEMON_SCHED_SCHEDULER_STATE_H
 #define CB_DAEMON_SCHED_SCHEDULER_STATE_H
 
@@ -13,10 +14,28 @@ struct scheduler {
     uint32_t n_audits, n_rounds;
     const struct list *turn; /* in `active`: whose turn it is to be audited, or the head */
     uint32_t n_active, n_waiting;
+    uint32_t n_aside;    /* waiting requests whose blocks are in the pool        */
     uint32_t n_starved;  /* active requests with starved_tokens != 0             */
     bool admission_shut; /* after a soft reset, until an active request leaves   */
     double ns_per_token; /* of late steps that held prefill; 0: none measured    */
     uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens, n_forks;
+    uint64_t n_offloads, n_restores, n_recomputed;
 };
+
+/* ---- scheduler_pool.c ------------------------------------------------------------------------ */
+
+/* Copies the blocks of an active request that is in no list to the pool, lets them go and makes it
+ * wait; false: it is as it was, for want of a pool or of room there. */
+bool scheduler_put_aside(struct scheduler *s, struct request *r);
+
+/* Gives a request with blocks aside room for n_tokens in all, and copies them back: 0;
+ * CACHE_EXHAUSTED; or a negative errno: nothing is aside any more, it is soft reset. */
+int scheduler_take_up(struct scheduler *s, struct request *r, uint32_t n_tokens);
+
+/* Lets what is aside go, if anything is: the request is to be computed from its first id. */
+void scheduler_drop_aside(struct scheduler *s, struct request *r);
+
+/* As scheduler_distrust, for those whose blocks are in the pool. */
+void scheduler_distrust_aside(struct scheduler *s, const struct request *r, uint32_t first_block);
 
 #endif

@@ -290,6 +290,14 @@ static uint64_t clock_drawn(void *ctx)
 
 /* ---- a run ----------------------------------------------------------------------------------- */
 
+/* Enough for so many tokens: keys and values are f32 at most, and pages end on one of the machine's. */
+static uint64_t pool_bytes(const struct storm *st, const struct storm_shape *shape)
+{
+    const struct tiny *t = &st->kind.tiny;
+    uint64_t page = 2 * sizeof(float) * t->n_layers * t->n_embd * shape->page_size;
+    return shape->pool_tokens / shape->page_size * (page / 4096 + 1) * 4096;
+}
+
 static void run_begin(struct storm *st, uint32_t number, const struct storm_shape *shape)
 {
     const char *why;
@@ -302,6 +310,8 @@ static void run_begin(struct storm *st, uint32_t number, const struct storm_shap
         .kv_dtype = st->kind.kv_dtype,
         .page_size = shape->page_size,
         .n_blocks = shape->cache_tokens / shape->page_size,
+        .pool_bytes = pool_bytes(st, shape),
+        .pool_share = 1,
         .max_batch_tokens = shape->max_batch_tokens,
         .max_batch_seqs = shape->max_requests_per_batch,
         .without_uring = true,
@@ -339,12 +349,14 @@ static void run_end(struct storm *st, struct storm_counts *counts)
 {
     struct engine_stats stats;
     engine_stats(st->engine, &stats);
-    if (stats.n_active + stats.n_waiting || stats.n_free_blocks != stats.n_blocks)
+    if (stats.n_active + stats.n_waiting || stats.n_free_blocks != stats.n_blocks ||
+        stats.n_free_pool_blocks != stats.n_pool_blocks)
         fail(st, NULL, "requests or blocks are left");
     audit(st);
     engine_free(st->engine);
     model_free(st->model);
     counts->n_soft_resets += stats.n_soft_resets;
+    counts->n_restores += stats.n_restores;
     counts->n_prefix_hits += stats.n_prefix_hits;
 }
 

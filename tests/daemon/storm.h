@@ -42,7 +42,8 @@ struct storm_shape {
     const char *isa;
     enum scheduler_kind scheduler;
     uint32_t step_ms_max;
-    bool shares; /* blocks */
+    bool shares;          /* blocks                 */
+    uint32_t pool_tokens; /* of room beside the cache */
 };
 
 /* How often what a storm is about has happened. */
@@ -50,7 +51,7 @@ struct storm_counts {
     uint32_t n_finishes[7]; /* by enum finish                                   */
     uint32_t n_cut;         /* cancelled with some, but not all of their tokens */
     uint32_t n_scored;      /* prompts with log-probabilities, up to their first token */
-    uint64_t n_soft_resets, n_prefix_hits;
+    uint64_t n_soft_resets, n_restores, n_prefix_hits;
 };
 
 struct storm;

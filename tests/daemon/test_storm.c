@@ -17,28 +17,28 @@ TestSuite(storm, .init = kernels_thread_init, .timeout = 400);
 enum { N_SHAPES = 20, ROOMY = 1 << 15 };
 
 /* A cache of some 850 tokens just holds the longest request. Tokens a step, page, cache, requests a
- * step, threads, isa, scheduler, step_ms_max, sharing: */
+ * step, threads, isa, scheduler, step_ms_max, sharing, tokens of room beside the cache: */
 static const struct storm_shape shapes[N_SHAPES] = {
-    {16, 16, 832, 16, 1, "avx512vnni", FIFO, 0, true},
-    {2048, 64, ROOMY, 64, 2, "avx2", FIRST, 0, true},
-    {7, 48, 864, 7, 3, "avx512vnni", FIFO, 0, true},
-    {300, 16, 832, 40, 4, "amx_emulated", FIRST, 0, true},
-    {1, 256, 1024, 1, 1, "auto", FIRST, 0, false},
-    {64, 16, 832, 64, 2, "avx512bf16", FIFO, 0, true},
-    {2048, 256, ROOMY, 100, 1, "amx_emulated", FIFO, 0, false},
-    {16, 64, 832, 16, 4, "avx2", FIRST, 0, true},
-    {300, 48, ROOMY, 20, 3, "auto", FIFO, 1, true},
-    {2, 16, 832, 2, 2, "avx2", FIFO, 0, true},
-    {64, 256, 1024, 10, 3, "amx", FIRST, 0, false},
-    {7, 16, 832, 7, 1, "avx512bf16", FIRST, 0, true},
-    {2048, 16, 832, 200, 3, "avx512vnni", FIRST, 0, true},
-    {16, 256, ROOMY, 16, 2, "amx_emulated", FIFO, 0, false},
-    {300, 64, 832, 64, 1, "avx2", FIFO, 1, true},
-    {64, 48, 864, 33, 4, "scalar", FIRST, 0, true},
-    {2, 64, ROOMY, 2, 3, "avx512vnni", FIRST, 0, true},
-    {2048, 16, 832, 64, 2, "auto", FIFO, 1, true},
-    {64, 64, ROOMY, 64, 4, "amx", FIFO, 0, true},
-    {300, 16, 832, 64, 2, "auto", FIRST, 0, true},
+    {16, 16, 832, 16, 1, "avx512vnni", FIFO, 0, true, 800},
+    {2048, 64, ROOMY, 64, 2, "avx2", FIRST, 0, true, 0},
+    {7, 48, 864, 7, 3, "avx512vnni", FIFO, 0, true, 3000},
+    {300, 16, 832, 40, 4, "amx_emulated", FIRST, 0, true, 150},
+    {1, 256, 1024, 1, 1, "auto", FIRST, 0, false, 0},
+    {64, 16, 832, 64, 2, "avx512bf16", FIFO, 0, true, 10000},
+    {2048, 256, ROOMY, 100, 1, "amx_emulated", FIFO, 0, false, 0},
+    {16, 64, 832, 16, 4, "avx2", FIRST, 0, true, 3000},
+    {300, 48, ROOMY, 20, 3, "auto", FIFO, 1, true, 0},
+    {2, 16, 832, 2, 2, "avx2", FIFO, 0, true, 0},
+    {64, 256, 1024, 10, 3, "amx", FIRST, 0, false, 0},
+    {7, 16, 832, 7, 1, "avx512bf16", FIRST, 0, true, 400},
+    {2048, 16, 832, 200, 3, "avx512vnni", FIRST, 0, true, 20000},
+    {16, 256, ROOMY, 16, 2, "amx_emulated", FIFO, 0, false, 0},
+    {300, 64, 832, 64, 1, "avx2", FIFO, 1, true, 500},
+    {64, 48, 864, 33, 4, "scalar", FIRST, 0, true, 2000},
+    {2, 64, ROOMY, 2, 3, "avx512vnni", FIRST, 0, true, 0},
+    {2048, 16, 832, 64, 2, "auto", FIFO, 1, true, 0},
+    {64, 64, ROOMY, 64, 4, "amx", FIFO, 0, true, 0},
+    {300, 16, 832, 64, 2, "auto", FIRST, 0, true, 3000},
 };
 
 /* Each stride-th storm. False: only the one that CB_STORM names. */
@@ -80,6 +80,7 @@ static void check(const char *test, uint64_t seed, enum dtype kv_dtype, enum dty
     for (int f = FINISH_STOP; f <= FINISH_LENGTH; f++)
         cr_expect_gt(alone.n_finishes[f], 0, "no request ends with %d", f);
     cr_expect_gt(counts.n_soft_resets, 0, "no cache was too small");
+    cr_expect_gt(counts.n_restores, 0, "nothing was taken up again");
     cr_expect_gt(counts.n_prefix_hits, 0, "no block was shared");
     cr_expect_gt(counts.n_cut, 0, "no cancel came in between");
     cr_expect_gt(counts.n_scored, 0, "no prompt was scored");
@@ -125,6 +126,7 @@ static void check_spoilt(const char *test, enum dtype kv_dtype, enum dtype dtype
     cr_expect_gt(counts.n_finishes[FINISH_ERROR], kind.n_requests / 8);
     cr_expect_gt(counts.n_finishes[FINISH_LENGTH], kind.n_requests / 2);
     cr_expect_gt(counts.n_soft_resets, 0, "no cache was too small");
+    cr_expect_gt(counts.n_restores, 0, "nothing was taken up again");
     cr_expect_gt(counts.n_prefix_hits, 0, "no block was shared");
 }
 

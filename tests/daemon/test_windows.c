@@ -26,6 +26,8 @@ struct shape {
     struct model_group groups[2];
 };
 
+static uint32_t n_pool_sectors; /* beside the cache of the next rig */
+
 struct rig {
     struct fake_model *fake;
     struct engine *engine;
@@ -148,6 +150,7 @@ static void rig_init(struct rig *g, const struct shape *shape)
     g->fake->run = run;
     g->fake->copy = copy;
     g->fake->model.info.n_groups = shape->n_groups;
+    g->fake->model.info.n_pool_blocks = n_pool_sectors;
     memcpy(g->fake->model.info.groups, shape->groups, sizeof shape->groups);
     virtual_clock_init(&g->time, &g->clock);
     cr_assert_eq(engine_new(&g->engine, &config, &g->fake->model, &sink, &g->clock), 0);
@@ -159,6 +162,7 @@ static struct engine_stats rig_fini(struct rig *g)
     engine_stats(g->engine, &stats);
     cr_assert_eq(stats.n_active + stats.n_waiting, 0);
     cr_assert_eq(stats.n_free_blocks, stats.n_blocks, "blocks are lost");
+    cr_assert_eq(stats.n_free_pool_blocks, stats.n_pool_blocks, "the pool's blocks are lost");
     engine_free(g->engine);
     model_free(&g->fake->model);
     return stats;
@@ -277,12 +281,15 @@ Test(windows, storms_give_each_request_what_it_gets_alone)
         {12, 40, 2, {{5, 0}, {1, 11}}},  {64, 60, 2, {{1, 3}, {2, 0}}},
         {500, 150, 2, {{1, 4}, {1, 0}}},
     };
-    uint64_t n_resets = 0;
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    uint64_t n_resets = 0, n_restores = 0;
+    for (size_t i = 0; i < 2 * sizeof shapes / sizeof shapes[0]; i++) {
         static struct rig g;
         static struct job jobs[20];
+        const struct shape shape = shapes[i / 2];
+        struct engine_stats stats;
         uint32_t n_sent = 0;
-        rig_init(&g, &shapes[i]);
+        n_pool_sectors = i % 2 ? shape.n_sectors * 3 / 2 : 0;
+        rig_init(&g, &shape);
         for (uint32_t k = 0; n_sent < 20; k++) {
             if (k % 2 == 0) {
                 jobs[n_sent] = job_of(1 + (n_sent * 37 + (uint32_t)i) % 60, 1 + n_sent * 3, n_sent);
@@ -292,11 +299,15 @@ Test(windows, storms_give_each_request_what_it_gets_alone)
             step(&g);
         }
         run_dry(&g, jobs, 20);
-        n_resets += rig_fini(&g).n_soft_resets;
+        stats = rig_fini(&g);
+        n_resets += stats.n_soft_resets;
+        n_restores += stats.n_restores;
+        n_pool_sectors = 0;
         for (uint32_t k = 0; k < 20; k++)
-            check_against_alone(&jobs[k], &shapes[i]);
+            check_against_alone(&jobs[k], &shape);
     }
     cr_assert_gt(n_resets, 5);
+    cr_assert_gt(n_restores, 5);
 }
 
 /* A window group's blocks behind the window make room for the other's. */

@@ -133,3 +133,27 @@ Test(memory, too_little_says_how_much_is_needed_and_free)
     cr_assert_eq(memory_choose(&p, &n, message), -ENOMEM);
     cr_expect(strstr(message, "weights and scratch 5242880 MiB"), "%s", message);
 }
+
+Test(memory, a_pool_is_whole_blocks_within_a_share_of_what_is_left)
+{
+    struct memory_pool pool = {.available_bytes = 100 << 20,
+                               .wanted_bytes = 5500000,
+                               .share = 0.8,
+                               .block_bytes = 1 << 20};
+    cr_expect_eq(memory_choose_pool(&pool), 5);
+    pool.wanted_bytes = 1000000;
+    cr_expect_eq(memory_choose_pool(&pool), 0, "not one fits");
+    pool.wanted_bytes = 90 << 20;
+    cr_expect_eq(memory_choose_pool(&pool), 80);
+    pool.wanted_bytes = MODEL_POOL_ALL;
+    cr_expect_eq(memory_choose_pool(&pool), 80);
+    pool.share = 0;
+    cr_expect_eq(memory_choose_pool(&pool), 0);
+    pool.share = 1;
+    pool.available_bytes = 0;
+    cr_expect_eq(memory_choose_pool(&pool), 0);
+    pool.available_bytes = MEMORY_UNKNOWN;
+    cr_expect_eq(memory_choose_pool(&pool), 0, "a share of what nobody knows");
+    pool.wanted_bytes = 5500000;
+    cr_expect_eq(memory_choose_pool(&pool), 5);
+}

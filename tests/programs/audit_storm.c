@@ -85,14 +85,14 @@ static int storm(uint64_t seed)
                                               .max_batch_seqs = 12,
                                               .null_vocab = VOCAB,
                                               .null_context = CONTEXT};
-    const struct engine_config config = {
-        .scheduler = seed % 4 == 3 ? SCHEDULER_PREFILL_FIRST : SCHEDULER_FIFO,
-        .max_requests = 24,
-        .max_held_tokens = 24 * CONTEXT,
-        .max_batch_tokens = model_config.max_batch_tokens,
-        .max_requests_per_batch = 12,
-        .safety_margin = 0,
-        .allow_block_sharing = true};
+    const struct engine_config config = {.scheduler = seed % 4 == 3 ? SCHEDULER_PREFILL_FIRST
+                                                                    : SCHEDULER_FIFO,
+                                         .max_requests = 24,
+                                         .max_held_tokens = 24 * CONTEXT,
+                                         .max_batch_tokens = model_config.max_batch_tokens,
+                                         .max_requests_per_batch = 12,
+                                         .safety_margin = 0,
+                                         .allow_block_sharing = true};
     const struct engine_sink sink = {.token = on_token, .end = on_end};
     memset(jobs, 0, sizeof jobs);
     virtual_clock_init(&time, &clock);

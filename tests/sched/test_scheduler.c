@@ -7,13 +7,22 @@
 enum { N_BLOCKS = 8, PAGE = 4 };
 
 struct bench {
-    struct cache *cache;
+    struct cache *cache, *pool; /* the pool: NULL, or beside the cache */
     struct requests *requests;
     struct scheduler *scheduler;
     struct batch *batch;
 };
 
-static void bench_init(struct bench *b)
+static int copy_nothing(void *ctx, const struct table *from, const struct table *to, bool to_pool)
+{
+    (void)ctx;
+    (void)from;
+    (void)to;
+    (void)to_pool;
+    return 0;
+}
+
+static void bench_init_with(struct bench *b, uint32_t n_pool_blocks)
 {
     struct scheduler_config config = {.policy = &scheduler_fifo,
                                       .max_requests = 4,
@@ -23,9 +32,20 @@ static void bench_init(struct bench *b)
                                       .safety_margin = -1};
     cr_assert_eq(cache_new(&b->cache, &(struct cache_config){N_BLOCKS, PAGE, 1, {{1, 0}}, true}),
                  0);
+    b->pool = NULL;
+    if (n_pool_blocks > 0)
+        cr_assert_eq(
+            cache_new(&b->pool, &(struct cache_config){n_pool_blocks, PAGE, 1, {{1, 0}}, false}),
+            0);
+    config.pool = (struct scheduler_pool){.cache = b->pool, .copy = copy_nothing};
     cr_assert_eq(requests_new(&b->requests, 4, N_BLOCKS * PAGE, 1, N_BLOCKS), 0);
     cr_assert_eq(scheduler_new(&b->scheduler, &config, b->cache), 0);
     cr_assert_eq(batch_new(&b->batch, 16, 4, 1, N_BLOCKS), 0);
+}
+
+static void bench_init(struct bench *b)
+{
+    bench_init_with(b, 0);
 }
 
 static void bench_fini(struct bench *b)
@@ -33,6 +53,7 @@ static void bench_fini(struct bench *b)
     batch_free(b->batch);
     scheduler_free(b->scheduler);
     requests_free(b->requests);
+    cache_free(b->pool);
     cache_free(b->cache);
 }
 
@@ -106,4 +127,35 @@ Test(scheduler, audit_sees_a_block_in_two_tables)
     s->table.block_idx[0][0] = r->table.block_idx[0][0];
     cr_assert_lt(scheduler_check(b.scheduler, true, &why), 0);
     bench_fini(&b);
+}
+
+/* Plans a step and gives each request of it a token, until r's blocks are aside. */
+static void run_until_aside(struct bench *b, const struct request *r)
+{
+    struct request *stuck;
+    while (!request_is_aside(r)) {
+        batch_clear(b->batch);
+        cr_assert_eq(scheduler_plan(b->scheduler, b->batch, 1, &stuck), 0);
+        for (uint32_t i = 0; i < b->batch->n_entries; i++) {
+            struct request *taken = b->batch->entries[i].r;
+            scheduler_advance(b->scheduler, &b->batch->entries[i]);
+            taken->ids[taken->n_ids++] = taken == r ? 50 : 51;
+        }
+    }
+}
+
+/* Who took blocks over may have them aside when they turn out to be bad. */
+Test(scheduler, bad_blocks_are_not_taken_up_again)
+{
+    for (int alike = 0; alike < 2; alike++) {
+        struct bench b;
+        bench_init_with(&b, N_BLOCKS);
+        struct request *r = add(&b, 6, 0), *s = add(&b, 6, !alike);
+        run_until_aside(&b, s);
+        cr_assert_gt(s->past, PAGE);
+        scheduler_distrust(b.scheduler, r, 0);
+        cr_assert_eq(request_is_aside(s), !alike);
+        cr_assert_eq(s->past > 0, !alike);
+        bench_fini(&b);
+    }
 }

@@ -200,6 +200,31 @@ Test(start, kv_dtype_reaches_the_model)
     system_fini(&files);
 }
 
+/* 16 requests of 17 blocks each in a cache of 100. */
+Test(start, a_pool_beside_the_cache_saves_computing_again)
+{
+    for (int i = 0; i < 2; i++) {
+        struct system s;
+        system_init(&s);
+        system_start(&s, SETTINGS("--model", "null", "--page_size", "16", "--num_blocks", "100",
+                                  "--safety_margin", "0", "--cpu_offload_space",
+                                  i ? "0.0001" : "0.00000001"));
+        if (i)
+            system_expect_log(&s, "838 blocks beside the cache");
+        else
+            system_expect_log(&s, "cpu_offload_space has no room for a block of 128 bytes");
+        json_decref(system_cbctl(&s, SETTINGS("bench", "--requests", "16", "--prompt-tokens", "64",
+                                              "--new-tokens", "200")));
+        cr_expect_eq(system_counter(&s, "offloads") > 0, i);
+        cr_expect_eq(system_counter(&s, "restores"), system_counter(&s, "offloads"));
+        cr_expect_eq(system_counter(&s, "soft_resets") > 0, !i);
+        cr_expect_eq(system_counter(&s, "tokens_recomputed") > 0, !i);
+        cr_expect_eq(system_counter(&s, "blocks_aside"), 0);
+        cr_expect_eq(system_counter(&s, "violations"), 0);
+        system_fini(&s);
+    }
+}
+
 Test(start, twice_or_where_it_may_not)
 {
     struct system s, again;

@@ -1,5 +1,5 @@
 /* audit_storm: eight little storms of 100 steps each, with all that bookkeeping knows: hits, forks,
- * evictions, soft resets, cancels, deadlines. Ends with 0 if the engine's audit is content with all
+ * evictions, soft resets, offload, cancels, deadlines. Ends with 0 if the engine's audit is content with all
  * of them, with 1 if it is not, and says at which step and why. tests/audit/mutants.sh runs it with
  * bugs put into the bookkeeping. */
 #include <stdio.h>
@@ -81,6 +81,8 @@ static int storm(uint64_t seed)
     const struct model_config model_config = {.path = "null",
                                               .page_size = 4u << seed % 2,
                                               .n_blocks = 44u >> seed % 2,
+                                              .pool_bytes = seed % 8 < 4 ? 0 : 4096,
+                                              .pool_share = 1,
                                               .max_batch_tokens = seed % 3 ? 64 : 20,
                                               .max_batch_seqs = 12,
                                               .null_vocab = VOCAB,

@@ -130,6 +130,7 @@ enum cb_limit {
     CB_LIMIT_LANE_POOL = 11,      /* tokens of a lane's results (lane_pool_tokens_max) */
     CB_LIMIT_POOL = 12,           /* tokens of this lane's results (cb_options.pool_bytes) */
     CB_LIMIT_UID_WAITING = 13,    /* prompt tokens of this user (uid_waiting_tokens) */
+    CB_LIMIT_HELD_TOKENS = 14,    /* prompts and limits of all requests (max_held_tokens) */
 };
 
 /* What CB_BAD_PARAMETER is about: its detail[0] is one of these, detail[1] the value: the bits of a

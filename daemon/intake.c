@@ -82,6 +82,8 @@ static int entry_check(const struct intake *i, const struct client *cl,
     if (is_open && entry->max_new_tokens > cb_lane_tokens_max(cl->lane, entry))
         entry->max_new_tokens = cb_lane_tokens_max(cl->lane, entry);
     uint64_t n_tokens = (uint64_t)entry->n_prompt + entry->max_new_tokens;
+    if (n_tokens > i->config.settings->max_held_tokens)
+        return cb_over(CB_LIMIT_HELD_TOKENS, i->config.settings->max_held_tokens, detail);
     if (n_tokens > most) {
         uint32_t page = i->config.page_size;
         detail[0] = (uint32_t)((n_tokens + page - 1) / page);

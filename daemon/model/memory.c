@@ -33,8 +33,37 @@ static bool read_number(const char *path, const char *word, uint64_t *valuep)
     return found;
 }
 
-/* This process's cgroup, "/" at least; false: no version 2 hierarchy. */
-static bool find_cgroup(const char *root, char *group, size_t size)
+/* Where a hierarchy of cgroups keeps what we ask. */
+static const struct hierarchy {
+    uint32_t version;
+    const char *folder, *most, *used, *pages;
+} hierarchies[] = {
+    {2, "/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file "},
+    {1, "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes",
+     "total_inactive_file "},
+};
+
+/* The path in a line of /proc/self/cgroup, number:controllers:path, if it is of that version and,
+ * in version 1, memory's; else NULL. */
+static const char *path_in(const char *line, uint32_t version)
+{
+    const char *controllers = strchr(line, ':'), *path;
+
+    if (!controllers)
+        return NULL;
+    path = strchr(++controllers, ':');
+    if (!path || path[1] != '/')
+        return NULL;
+    if (version == 2)
+        return strncmp(line, "0::", 3) == 0 ? path + 1 : NULL;
+    for (const char *at = controllers; at < path; at += strcspn(at, ",:") + 1)
+        if (strcspn(at, ",:") == strlen("memory") && strncmp(at, "memory", strlen("memory")) == 0)
+            return path + 1;
+    return NULL;
+}
+
+/* This process's cgroup, "/" at least; false: it is in none of that hierarchy. */
+static bool find_cgroup(const char *root, const struct hierarchy *h, char *group, size_t size)
 {
     char path[PATH_MAX], line[PATH_MAX];
     bool found = false;
@@ -45,10 +74,9 @@ static bool find_cgroup(const char *root, char *group, size_t size)
     if (!f)
         return false;
     while (!found && fgets(line, sizeof line, f)) {
-        if (strncmp(line, "0::/", 4) != 0)
-            continue;
         line[strcspn(line, "\n")] = '\0';
-        found = (size_t)snprintf(group, size, "%s", line + 3) < size;
+        const char *here = path_in(line, h->version);
+        found = here && (size_t)snprintf(group, size, "%s", here) < size;
     }
     fclose(f);
     return found;
@@ -56,46 +84,60 @@ static bool find_cgroup(const char *root, char *group, size_t size)
 
 /* What one cgroup leaves: its limit less what it uses, but file pages that the kernel would give
  * up. */
-static uint64_t cgroup_left(const char *root, const char *group)
+static uint64_t cgroup_left(const char *root, const struct hierarchy *h, const char *group)
 {
     char path[PATH_MAX + 64];
     uint64_t most, used, pages = 0;
-    int n = snprintf(path, sizeof path, "%s/sys/fs/cgroup%s/", root, group);
+    int n = snprintf(path, sizeof path, "%s%s%s/", root, h->folder, group);
 
     if (n < 0 || (size_t)n + 32 > sizeof path)
         return MEMORY_UNKNOWN;
-    strcpy(path + n, "memory.max");
+    strcpy(path + n, h->most);
     if (!read_number(path, "", &most)) /* "max", or none here: the root has no limits */
         return MEMORY_UNKNOWN;
-    strcpy(path + n, "memory.current");
+    strcpy(path + n, h->used);
     if (!read_number(path, "", &used))
         return MEMORY_UNKNOWN;
     strcpy(path + n, "memory.stat");
-    read_number(path, "inactive_file ", &pages);
+    read_number(path, h->pages, &pages);
     used -= pages < used ? pages : used;
     return most > used ? most - used : 0;
 }
 
+/* What is left by all cgroups of a hierarchy that hold this process. */
+static uint64_t hierarchy_left(const char *root, const struct hierarchy *h)
+{
+    char group[PATH_MAX], *slash;
+    uint64_t left = MEMORY_UNKNOWN;
+
+    if (!find_cgroup(root, h, group, sizeof group))
+        return left;
+    do {
+        uint64_t here = cgroup_left(root, h, group);
+
+        left = here < left ? here : left;
+        slash = strrchr(group, '/');
+        if (slash)
+            *slash =
+                '\0'; /* "" is the root of the hierarchy, which a container's limit is set on */
+    } while (slash);
+    return left;
+}
+
 uint64_t memory_available(const char *root)
 {
-    char path[PATH_MAX], group[PATH_MAX];
+    char path[PATH_MAX];
     uint64_t available = MEMORY_UNKNOWN, kib;
 
     snprintf(path, sizeof path, "%s/proc/meminfo", root);
     if (read_number(path, "MemAvailable:", &kib))
         available = kib * 1024;
-    if (!find_cgroup(root, group, sizeof group))
-        return available;
-    for (;;) {
-        uint64_t here = cgroup_left(root, group);
-        char *slash = strrchr(group, '/');
+    for (size_t i = 0; i < sizeof hierarchies / sizeof hierarchies[0]; i++) {
+        uint64_t left = hierarchy_left(root, &hierarchies[i]);
 
-        if (here < available)
-            available = here;
-        if (!slash)
-            return available;
-        *slash = '\0'; /* "" is the root of the hierarchy, which a container's limit is set on */
+        available = left < available ? left : available;
     }
+    return available;
 }
 
 static int refuse(const struct memory_plan *p, uint64_t n_blocks, const char *advice, char *message)

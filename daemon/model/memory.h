@@ -7,7 +7,7 @@
 #define MEMORY_UNKNOWN UINT64_MAX
 
 /* Bytes that this process could still use: the least of what the system has free or can free and
- * what each cgroup (version 2) above this process leaves. MEMORY_UNKNOWN if neither can be read.
+ * what each cgroup (version 1 or 2) above this process leaves. MEMORY_UNKNOWN if neither can be read.
  * `root` is "" but in tests: a folder with a proc and a sys of its own. */
 uint64_t memory_available(const char *root);
 

@@ -66,6 +66,36 @@ Test(memory, least_of_system_and_all_cgroups)
     remove_root();
 }
 
+Test(memory, cgroups_of_version_1_count_as_well)
+{
+    cr_assert_not_null(mkdtemp(root));
+    write_file("/proc/meminfo", "MemAvailable:   8000 kB\n");
+    write_file("/proc/self/cgroup", "9:cpu,cpuacct:/c\n5:memory_not:/d\n4:hugetlb,memory:/a/b\n");
+    write_file("/sys/fs/cgroup/memory/d/memory.limit_in_bytes", "1\n");
+    write_file("/sys/fs/cgroup/memory/d/memory.usage_in_bytes", "1\n");
+    cr_expect_eq(memory_available(root), 8000 * 1024);
+    /* No limit is a number too. */
+    write_file("/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "9223372036854771712\n");
+    write_file("/sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "1000\n");
+    cr_expect_eq(memory_available(root), 8000 * 1024);
+    write_file("/sys/fs/cgroup/memory/a/memory.limit_in_bytes", "5000000\n");
+    write_file("/sys/fs/cgroup/memory/a/memory.usage_in_bytes", "1000000\n");
+    write_file("/sys/fs/cgroup/memory/a/memory.stat",
+               "inactive_file 9\ntotal_inactive_file 300000\n");
+    cr_expect_eq(memory_available(root), 4300000);
+    /* Both versions: memory's controller is in one of them. */
+    write_file("/proc/self/cgroup", "4:memory:/a\n0::/v2\n");
+    write_file("/sys/fs/cgroup/v2/memory.max", "700\n");
+    write_file("/sys/fs/cgroup/v2/memory.current", "600\n");
+    cr_expect_eq(memory_available(root), 100);
+    /* In a container the path is the host's, and the limit is on the root. */
+    write_file("/proc/self/cgroup", "4:memory:/docker/1234\n");
+    write_file("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n");
+    write_file("/sys/fs/cgroup/memory/memory.usage_in_bytes", "500\n");
+    cr_expect_eq(memory_available(root), 1500);
+    remove_root();
+}
+
 static struct memory_plan plan(void)
 {
     return (struct memory_plan){

@@ -178,6 +178,23 @@ Test(complaints, an_answer_that_fills_the_cache_is_told_of)
     system_fini(&s);
 }
 
+/* Whatever else runs: it could never have run. */
+Test(complaints, what_can_never_fit_is_refused_at_once)
+{
+    struct system s;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--page_size", "16", "--num_blocks", "80",
+                              "--max_held_tokens", "1024"));
+    complains(&s, NULL, SETTINGS("run", "--ids-in", "1 2 3 4", "-n", "1021"), 1,
+              "over a limit: prompts and limits of all requests (max_held_tokens), at most 1024");
+    system_fini(&s);
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--page_size", "16", "--num_blocks", "4"));
+    complains(&s, NULL, SETTINGS("run", "--ids-in", "1 2 3 4", "-n", "61"), 1,
+              "prompt 1: 5 cache blocks are needed, there are 4 in all; lower the limit");
+    system_fini(&s);
+}
+
 /* An answer that was cut off must not look whole. */
 Test(complaints, what_ended_early_is_told)
 {

@@ -294,10 +294,12 @@ static int open_parts(struct sim *s)
     const struct settings_facts facts = daemon_facts(NULL);
     struct settings_resolved set;
     settings_resolve(&s->settings, &facts, &set);
-    const struct model_config model = null_config(set.page_size, (uint32_t)s->settings.num_blocks,
-                                                  set.max_batch_tokens, set.max_requests_per_batch);
+    struct model_config model = null_config(set.page_size, (uint32_t)s->settings.num_blocks,
+                                            set.max_batch_tokens, set.max_requests_per_batch);
     struct loop *loop;
     s->oracle = oracle_new();
+    model.pool_bytes = s->seed % 2 * 2048;
+    model.pool_share = 1;
     if (!s->oracle || model_open(&s->model, &model, message) ||
         cb_segment_make_sealable(&s->stats, &s->stats_fd, "sim", sizeof(struct cb_stats_page),
                                  &why) ||
@@ -359,6 +361,10 @@ static void check_empty(struct sim *s)
         sim_fail(s, "%u requests are left", stats.n_active + stats.n_waiting);
     if (stats.n_free_blocks != stats.n_blocks)
         sim_fail(s, "%u blocks are lost", stats.n_blocks - stats.n_free_blocks);
+    if (stats.n_free_pool_blocks != stats.n_pool_blocks)
+        sim_fail(s, "blocks aside are lost");
+    if (stats.n_violations)
+        sim_fail(s, "the bookkeeping contradicted itself: %s", stats.violation);
     if (c->n_connections || c->n_lanes || c->lane_bytes)
         sim_fail(s, "%u connections and %u lanes are left", c->n_connections, c->n_lanes);
 }

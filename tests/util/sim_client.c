@@ -453,6 +453,8 @@ static void check_rejected(struct sim_client *c, struct sim_request *r,
     const struct settings *set = &c->sim->settings;
     bool is_load = (status == CB_BUSY && set->max_queue_size) ||
                    (status == CB_QUOTA && r->n_prompt > set->uid_waiting_tokens) ||
+                   (status == CB_QUOTA && r->max_new_tokens != CB_NO_LIMIT &&
+                    r->n_prompt + r->max_new_tokens > set->max_held_tokens) ||
                    (status == CB_NO_CAPACITY && sim_is_too_big(c->sim, r)) ||
                    (status == CB_DRAINING && c->sim->is_ending);
     if (r->must_reject ? status != r->must_reject && !is_load : !is_load)

@@ -68,6 +68,7 @@ struct weight {
  *   f32    K [hd][16 tokens]        V [16][hd]                                                   */
 struct kv {
     struct kv_shape shape;
+    struct pool *pool; /* the backend's */
     uint8_t *data;
     size_t page_bytes, head_bytes, half_bytes, mapped_bytes; /* half: a block's K, or its V */
 };

@@ -4,11 +4,12 @@
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { SYSTEM_PAGE = 4096 };
+enum { SYSTEM_PAGE = 4096, POPULATE_BYTES = 1 << 21 };
 
 size_t cpu_kv_page_bytes(const struct kv_shape *shape)
 {
@@ -35,7 +36,6 @@ int cpu_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
 {
     struct kv *kv;
 
-    (void)b;
     *why = shape_fault(shape);
     if (*why)
         return -EINVAL;
@@ -44,6 +44,7 @@ int cpu_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
     if (!kv)
         return -ENOMEM;
     *kv = (struct kv){.shape = *shape,
+                      .pool = b->pool,
                       .page_bytes = cpu_kv_page_bytes(shape),
                       .half_bytes = kv_half_bytes(shape->dtype, shape->head_dim)};
     kv->head_bytes = shape->page_size / 16 * 2 * kv->half_bytes;
@@ -68,16 +69,15 @@ struct kv *cpu_kv_free(struct kv *kv)
     return NULL;
 }
 
-int cpu_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
-{
-    uint8_t *from;
-    size_t bytes;
+struct populate {
+    uint8_t *begin, *end;
+    uint8_t *first; /* of item 0: begin or before, on a border of POPULATE_BYTES */
+    atomic_int err; /* of a piece that failed */
+};
 
-    if (page_idx > kv->shape.n_pages || n_pages > kv->shape.n_pages - page_idx)
-        return -EINVAL;
-    from = kv->data + page_idx * kv->page_bytes;
-    bytes = n_pages * kv->page_bytes;
-    if (!bytes || !madvise(from, bytes, MADV_POPULATE_WRITE))
+static int populate_piece(uint8_t *from, size_t bytes)
+{
+    if (!madvise(from, bytes, MADV_POPULATE_WRITE))
         return 0;
     if (errno != EINVAL)
         return -errno;
@@ -85,6 +85,42 @@ int cpu_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
     for (size_t i = 0; i < bytes; i += SYSTEM_PAGE)
         *(volatile uint8_t *)(from + i) = *(volatile uint8_t *)(from + i);
     return 0;
+}
+
+static void populate_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
+{
+    struct populate *p = arg;
+
+    (void)worker;
+    for (uint32_t i = begin; i < end; i++) {
+        uint8_t *from = p->first + (size_t)i * POPULATE_BYTES, *to = from + POPULATE_BYTES;
+        int r;
+
+        from = from < p->begin ? p->begin : from;
+        to = to > p->end ? p->end : to;
+        r = populate_piece(from, (size_t)(to - from));
+        if (r)
+            atomic_store_explicit(&p->err, r, memory_order_relaxed);
+    }
+}
+
+/* All workers at it, a huge page each: the system zeroes memory at less than one core's speed, and
+ * in a virtual machine first asks its host for it. */
+int cpu_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
+{
+    struct populate p = {0};
+    size_t before;
+
+    if (page_idx > kv->shape.n_pages || n_pages > kv->shape.n_pages - page_idx)
+        return -EINVAL;
+    p.begin = kv->data + page_idx * kv->page_bytes;
+    p.end = p.begin + n_pages * kv->page_bytes;
+    before = (uintptr_t)p.begin % POPULATE_BYTES;
+    p.first = p.begin - before;
+    pool_run(kv->pool, populate_items, &p,
+             (uint32_t)((n_pages * kv->page_bytes + before + POPULATE_BYTES - 1) / POPULATE_BYTES),
+             1);
+    return atomic_load_explicit(&p.err, memory_order_relaxed);
 }
 
 int cpu_kv_clear(struct kv *kv, uint32_t page_idx)

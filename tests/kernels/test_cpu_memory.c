@@ -1,7 +1,9 @@
-/* kernels/cpu/memory: pieces of an arena. */
+/* kernels/cpu/memory: pieces of an arena; and kernels/cpu/kv: which pages of a cache have memory. */
 #include "kernels/cpu/memory.h"
+#include "kernels/cpu/cpu.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
@@ -99,4 +101,46 @@ Test(cpu_memory, what_no_machine_has_is_refused)
     cr_assert_null(arena_take(&a, SIZE_MAX));
     cr_assert_null(arena_take(&a, SIZE_MAX / 2));
     cr_assert_null(a.last);
+}
+
+static bool is_resident(uint8_t *data)
+{
+    unsigned char resident = 0;
+
+    cr_assert_eq(mincore((void *)((uintptr_t)data / SMALL_PAGE * SMALL_PAGE), 1, &resident), 0);
+    return resident & 1;
+}
+
+/* Pages of 72 KiB and of 4.5 MiB: neither begins where huge pages do, and a huge page has many of
+ * the ones while the others lie over several. */
+Test(cpu_memory, populating_a_cache_backs_every_byte_of_the_pages_asked_for)
+{
+    struct kv_shape shapes[] = {
+        {.n_layers = 3, .n_kv_heads = 3, .head_dim = 64, .page_size = 16, .n_pages = 500},
+        {.n_layers = 24, .n_kv_heads = 3, .head_dim = 64, .page_size = 128, .n_pages = 9},
+    };
+
+    for (uint32_t n_threads = 1; n_threads <= 3; n_threads++) {
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            struct backend_config config = {.n_threads = n_threads};
+            struct backend *b;
+            struct kv *kv;
+            const char *why;
+            uint32_t from = shapes[i].n_pages / 2, n = 3;
+
+            shapes[i].dtype = DTYPE_BF16;
+            cr_assert_eq(backend_cpu.open(&b, &config, &why), 0);
+            cr_assert_eq(backend_cpu.kv_new(b, &kv, &shapes[i], &why), 0, "%s", why);
+            /* On small pages, so that a byte's neighbours don't bring it along. */
+            cr_assert_eq(madvise(kv->data, kv->mapped_bytes, MADV_NOHUGEPAGE), 0);
+            cr_assert_eq(backend_cpu.kv_populate(kv, from, 0), 0);
+            cr_assert_not(is_resident(kv->data + from * kv->page_bytes));
+            cr_assert_eq(backend_cpu.kv_populate(kv, from, n), 0);
+            for (size_t at = 0; at < n * kv->page_bytes; at += SMALL_PAGE)
+                cr_assert(is_resident(kv->data + from * kv->page_bytes + at), "byte %zu", at);
+            cr_assert_eq(backend_cpu.kv_populate(kv, shapes[i].n_pages - 1, 2), -EINVAL);
+            backend_cpu.kv_free(kv);
+            backend_cpu.close(b);
+        }
+    }
 }

@@ -35,7 +35,7 @@ def main(model, n_prompt, n_new, counts):
         prompts = [tokenizer.decode([rng.randrange(10, 40000) for _ in range(n_prompt)]) for _ in range(n)]
         # Text of random tokens is cut a little differently when it is read back: the true count is asked for.
         n_tokens = sum(tokenizer.encode(p).input_ids.shape[1] for p in prompts)
-        seconds(pipe, prompts, 2)  # warms up
+        seconds(pipe, prompts, n_new)  # warms up
         first = seconds(pipe, prompts, 1)
         all_ = seconds(pipe, prompts, n_new)
         print(n, n_tokens / first, n * (n_new - 1) / (all_ - first), flush=True)

@@ -1,7 +1,8 @@
 """run.py BUILD MODEL [--readme FILE]: cbd and what else could serve this model here, in turn, and the ratios.
 
 A round runs each system once, as a process of its own, for each number of requests; so a slow moment of the machine
-falls on all of them, and only the ratios of the medians mean much elsewhere. N requests with P prompt tokens each and
+falls on all of them, and only the ratios of the medians mean much elsewhere. Each does once, unmeasured, what is then
+measured (llama.cpp, which touches its whole cache at start, one request of it). N requests with P prompt tokens each and
 T new ones, greedy, no stop, no prefix sharing:
 
   prefill tok/s = N * P / time of the run with T = 1
@@ -60,7 +61,7 @@ class Cbd:
                 if daemon.stdout.readline() != "ready\n":
                     sys.exit("cbd doesn't start")
                 for n in counts:
-                    self.bench(env, n, 2)  # warms up
+                    self.bench(env, n, N_NEW)  # warms up: all N at once, so that the cache has its memory
                     figures = self.bench(env, n, N_NEW)
                     yield n, figures["prefill_tok_s"], figures["decode_tok_s"]
             finally:

@@ -326,7 +326,7 @@ struct cb_request {
     float temperature;        /* 0, the default: greedy */
     float top_p;              /* in (0, 1]; 1, the default: off */
     int32_t top_k;            /* 0, the default: off; above the vocabulary: off */
-    uint32_t priority;        /* 0-255; kept by the daemon */
+    uint32_t priority;        /* 0-255: the higher first, where the daemon goes by it */
     uint64_t seed;            /* with CB_HAS_SEED */
     uint64_t user;            /* yours: comes back in each event */
     uint64_t deadline_ms;     /* from acceptance; 0: none */

@@ -54,6 +54,27 @@ struct settings_facts daemon_facts(const struct model *model)
     return facts;
 }
 
+static enum scheduler_kind scheduler_of(const struct settings *set)
+{
+    static const char *const words[] = {[SCHEDULER_FIFO] = "fifo",
+                                        [SCHEDULER_PREFILL_FIRST] = "prefill_first",
+                                        [SCHEDULER_PRIORITY] = "priority",
+                                        [SCHEDULER_FAIR] = "fair",
+                                        [SCHEDULER_AUTO] = "auto"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(words[i], set->scheduler) == 0)
+            return (enum scheduler_kind)i;
+    return SCHEDULER_AUTO;
+}
+
+static void set_weights(struct daemon *d)
+{
+    struct share_weights weights;
+    char message[SETTINGS_MESSAGE_MAX];
+    if (share_weights_parse(d->config.settings->uid_weights, &weights, message) == 0)
+        engine_set_weights(d->engine, &weights);
+}
+
 void daemon_boot(const struct daemon_config *config, const char *version, uint64_t unix_s,
                  struct cb_stats_boot *boot)
 {
@@ -146,7 +167,8 @@ static int make_parts(struct daemon *d)
     deliver_init(&d->deliver, d->clients, d->config.stats, d->config.clock);
     const struct engine_sink sink = deliver_sink(&d->deliver);
     const struct engine_config engine = {
-        .scheduler = strcmp(set->scheduler, "fifo") == 0 ? SCHEDULER_FIFO : SCHEDULER_PREFILL_FIRST,
+        .scheduler = scheduler_of(set),
+        .ageing_ms = (uint32_t)set->priority_ageing_ms,
         .max_requests = (uint32_t)set->max_requests,
         .max_held_tokens = set->max_held_tokens,
         .max_batch_tokens = resolved.max_batch_tokens,
@@ -159,6 +181,7 @@ static int make_parts(struct daemon *d)
     r = engine_new(&d->engine, &engine, d->config.model, &sink, d->config.clock);
     if (r)
         return r;
+    set_weights(d);
     d->clients->engine = d->deliver.engine = d->engine;
     const struct intake_config intake = {
         .settings = set,
@@ -272,6 +295,7 @@ void daemon_settings_changed(struct daemon *d)
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++)
         if (strcmp(levels[i].word, d->config.settings->log_level) == 0)
             d->config.log->level = levels[i].level;
+    set_weights(d);
     d->clients->has_credit = true; /* a quota may have grown */
 }
 

@@ -76,8 +76,6 @@ static int pool_new(struct engine *e)
 static int build(struct engine *e)
 {
     const struct engine_config *c = &e->config;
-    const struct scheduler_policy *policy =
-        c->scheduler == SCHEDULER_PREFILL_FIRST ? &scheduler_prefill_first : &scheduler_fifo;
     uint32_t tokens_max = engine_tokens_max(e);
     uint32_t blocks_max = table_blocks_for(tokens_max, e->info->page_size);
     int r = cache_new(&e->cache, &e->cache_config);
@@ -92,7 +90,8 @@ static int build(struct engine *e)
     if (!r)
         r = scheduler_new(&e->scheduler,
                           &(struct scheduler_config){
-                              .policy = policy,
+                              .policy = c->scheduler,
+                              .ageing_ms = c->ageing_ms,
                               .max_requests = c->max_requests,
                               .max_batch_tokens = c->max_batch_tokens,
                               .max_requests_per_batch = c->max_requests_per_batch,
@@ -269,6 +268,11 @@ int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32
 int engine_submit(struct engine *e, const struct request_spec *spec, struct request **requestp)
 {
     return engine_submit_many(e, spec, 1, &spec->owner, requestp);
+}
+
+void engine_set_weights(struct engine *e, const struct share_weights *weights)
+{
+    scheduler_set_weights(e->scheduler, weights);
 }
 
 void engine_cancel(struct engine *e, struct request *r)

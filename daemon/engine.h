@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "daemon/model/model.h"
+#include "daemon/sched/policy.h"  /* enum scheduler_kind */
 #include "daemon/sched/request.h" /* request_spec, request_end, enum finish */
 
 struct engine;
@@ -50,10 +51,9 @@ struct engine_sink {
     void (*end)(void *ctx, struct request *r, void *owner, const struct request_end *end);
 };
 
-enum scheduler_kind { SCHEDULER_FIFO, SCHEDULER_PREFILL_FIRST };
-
 struct engine_config {
     enum scheduler_kind scheduler;
+    uint32_t ageing_ms;       /* priority: a level more for so much waiting; 0: no ageing         */
     uint32_t max_requests;    /* accepted and not ended, waiting ones included                    */
     uint64_t max_held_tokens; /* sum of prompt and limit over all of them                         */
     uint32_t max_batch_tokens;       /* query tokens a step; at most the model's         */
@@ -61,7 +61,7 @@ struct engine_config {
     /* Decode fast path: steps of so few blocks each are free of the read budget; 0: none. */
     uint32_t max_blocks_per_request;
     /* Free share of the cache below which new prefills wait; negative: the scheduler's default
-     * (fifo 0.15, prefill_first 0). */
+     * (0.15, but 0 for prefill_first). */
     double safety_margin;
     bool
         allow_block_sharing; /* requests that begin alike share blocks                            */
@@ -95,6 +95,9 @@ int engine_submit(struct engine *e, const struct request_spec *spec, struct requ
  * none. */
 int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32_t n,
                        void *const *owners, struct request **requests);
+
+/* What users' requests weigh from now on, where the scheduler is fair or auto. */
+void engine_set_weights(struct engine *e, const struct share_weights *weights);
 
 /* Ends the request at the next step boundary; its end is reported from engine_step. Cancelling
  * twice is fine. */

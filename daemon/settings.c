@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/sched/shares.h"
+
 static const struct setting_row rows[SETTINGS_COUNT] = {
 #define X(name, kind, preset, least, most, unit, flags, meaning) \
     {#name, SETTING_##kind, preset, (double)(least), (double)(most), unit, flags, meaning},
@@ -154,7 +156,11 @@ int settings_set(struct settings *set, const char *given, const char *value,
     if (source == SETTINGS_OPERATOR && !(rows[i].flags & SETTING_LIVE))
         return refuse(message, -EPERM, "%s can't change while the daemon runs; restart it",
                       rows[i].name);
-    int r = setting_set(&rows[i], (char *)set + offsets[i], value, message);
+    int r = i == SETTINGS_ROW_uid_weights
+                ? share_weights_parse(value, &(struct share_weights){0}, message)
+                : 0;
+    if (r == 0)
+        r = setting_set(&rows[i], (char *)set + offsets[i], value, message);
     if (r)
         return r;
     set->sources[i] = (uint8_t)source;

@@ -40,8 +40,10 @@
  X(cpu_offload_space_safety_threshold, REAL, "0.8", 0, 1, "share",              0,    "share of the memory left by weights and cache that cpu_offload_space may take at most; 0: nothing is put aside") \
  X(max_requests_per_batch, OPTIONAL,      "none",    1, 4096, "requests",       0,    "requests a step; none: 1024, at most max_batch_tokens") \
  X(max_blocks_per_request, OPTIONAL,      "none",    0, 1048576, "blocks",      0,    "up to so many blocks decoding is free of the read budget; none: 0") \
- X(scheduler,              CHOICE,        "fifo",    0, 0, "fifo|prefill_first", 0,   "who runs first; also written scheduler_type") \
- X(safety_margin,          OPTIONAL_REAL, "none",    0, 1, "share",             0,    "free share of the cache below which new prompts wait; none: 0.15 for fifo, 0 for prefill_first") \
+ X(scheduler,              CHOICE,        "auto",    0, 0, "auto|fifo|prefill_first|priority|fair", 0, "who runs first; auto: fifo while requests of one user are there, else fair; also written scheduler_type") \
+ X(priority_ageing_ms,     NUMBER,        "1000",    0, 3600000, "ms",          0,    "scheduler priority: a request that waits so long counts for one more; 0: never") \
+ X(uid_weights,            STRING,        "",        0, 1000, "UID=WEIGHT,...", LIVE, "schedulers auto and fair: a user's share of the machine, 1 to 1000, as in 1000=2,1001=1; users not named have 1") \
+ X(safety_margin,          OPTIONAL_REAL, "none",    0, 1, "share",             0,    "free share of the cache below which new prompts wait; none: 0.15, but 0 for prefill_first") \
  X(allow_block_sharing,    BOOL,          "true",    0, 0, "",                  0,    "requests of one user that begin with the same tokens share the cache's blocks of these") \
  X(step_ms_max,            NUMBER,        "50",      0, 60000, "ms",            0,    "prefill of a step is cut to last about this long; 0: off") \
  X(max_requests,           NUMBER,        "4096",    1, 65536, "requests",      0,    "requests accepted and not ended, of all users together") \

@@ -152,6 +152,7 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
         .end = {.submitted_ns = now_ns, .n_prompt = spec->n_prompt},
     };
     list_init(&r->link);
+    list_init(&r->queue_link);
     list_init(&r->end_link);
     list_init(&r->sibling);
     list_init(&r->children);
@@ -179,6 +180,7 @@ void requests_release(struct requests *p, struct request *r)
 {
     p->n_faults += r->table.n_blocks != 0 || request_is_aside(r);
     assert(list_is_empty(&r->link) && list_is_empty(&r->end_link));
+    assert(list_is_empty(&r->queue_link));
     assert(list_is_empty(&r->sibling) && list_is_empty(&r->children));
     uint32_t place = (uint32_t)(r - p->all);
     ranges_trim(&p->ids, place, r->n_ids * sizeof *r->ids);

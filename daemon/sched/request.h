@@ -58,7 +58,7 @@ struct request_spec {
     uint64_t seed;
     const struct sampler_wishes *wishes; /* what else is asked of its tokens; NULL: nothing */
     uint64_t deadline_ns;                /* by daemon/base/clock.h; 0: none */
-    uint8_t priority;                    /* 0-255; kept, not yet used       */
+    uint8_t priority;                    /* 0-255: the higher first         */
     uint32_t uid;                        /* whose quota                     */
     const void *cache_salt; /* blocks are shared with all that name it; NULL: within the uid    */
     uint32_t n_cache_salt;  /* bytes                                                            */
@@ -79,6 +79,7 @@ struct request_end {
 
 struct request {
     struct list link;       /* scheduler: waiting or active; pool: free       */
+    struct list queue_link; /* policy: in its queue, while it waits           */
     struct list end_link;   /* engine: those that end at the next boundary    */
     struct request *parent; /* NULL, or whom it waits for */
     struct list sibling;    /* in its parent's children   */
@@ -106,6 +107,8 @@ struct request {
     uint32_t n_stop_ids;
     bool ignore_eos;
     uint8_t priority;
+    uint8_t level;          /* policy: what its priority has risen to   */
+    struct share *share;    /* policy: its user's; NULL: nobody counts  */
     struct cb_stops *stops; /* NULL: no stop strings */
     struct cb_stop_state stop_state;
 

@@ -1,19 +1,18 @@
 /* sched/scheduler.h - who runs this step, within the budgets of a step and the room in the cache.
  *
- * Owns two lists: active requests (they hold blocks) in the order of activation, and waiting ones
- * in the order of arrival. A policy says in which order active requests are asked; waiting ones
- * come last. A request takes what the token budget leaves, so that prompts are computed in chunks
- * beside decoding.
+ * Owns two lists: active requests (they hold blocks) in the order of activation, and waiting ones.
+ * A policy (policy.h) says in which order they are asked. A request takes what the token budget
+ * leaves, so that prompts are computed in chunks beside decoding.
  *
  * A waiting request that begins like others takes over the blocks they share (cache.h), also those
  * that the very step it is taken into computes: then its own tokens are the rest.
  *
- * When active requests find no room, the newest of those has to wait again, at the end of the line;
- * from then on nobody is admitted until an active request leaves. Its blocks are put aside in a pool
- * beside the cache and copied back when its turn comes, so that nothing is computed twice. Where
- * there is no such pool, or no room in it, the request is soft reset. Those with blocks aside and the
- * others take turns when there is room again. One request always stays, and any that was accepted
- * fits alone, so there is always progress. Engine thread only; never allocates after new. */
+ * When active requests find no room, the newest of those, or by rank the one who is to lose, has
+ * to wait again; from then on nobody is admitted until an active request leaves, but who may press
+ * others to give way. Its blocks are put aside in a pool beside the cache and copied back when its
+ * turn comes, so that nothing is computed twice. Where there is no such pool, or no room in it, the
+ * request is soft reset. One request always stays, and any that was accepted fits alone, so there is
+ * always progress. Engine thread only; never allocates after new. */
 #ifndef CB_DAEMON_SCHED_SCHEDULER_H
 #define CB_DAEMON_SCHED_SCHEDULER_H
 
@@ -21,22 +20,8 @@
 
 #include "daemon/cache/cache.h"
 #include "daemon/sched/batch.h"
+#include "daemon/sched/policy.h"
 #include "daemon/sched/request.h"
-
-struct scheduler_policy {
-    const char *name;
-    double safety_margin; /* default free share of the cache below which new prefills wait */
-    /* Fills order[] with the active requests, in the order in which they are asked; returns how
-     * many. */
-    uint32_t (*order)(const struct list *active, struct request **order);
-};
-
-extern const struct scheduler_policy scheduler_fifo;          /* decoding first, then prefilling */
-extern const struct scheduler_policy scheduler_prefill_first; /* the other way round             */
-
-/* For policies: appends the active requests of that phase to order[n..], returns the new n. */
-uint32_t scheduler_pick(const struct list *active, enum request_phase phase, struct request **order,
-                        uint32_t n);
 
 /* The pool beside the cache: blocks of the same groups, and who copies them. */
 struct scheduler_pool {
@@ -48,7 +33,8 @@ struct scheduler_pool {
 };
 
 struct scheduler_config {
-    const struct scheduler_policy *policy;
+    enum scheduler_kind policy;
+    uint32_t ageing_ms;        /* of priority; 0: none ages                                       */
     uint32_t max_requests;     /* that may ever be held at once                                  */
     uint32_t max_batch_tokens; /* at least 1                                                     */
     uint32_t max_requests_per_batch; /* at least 1 */
@@ -67,6 +53,9 @@ struct scheduler;
 int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *config,
                   struct cache *c);
 struct scheduler *scheduler_free(struct scheduler *s); /* NULL is fine; returns NULL */
+
+/* What users' requests weigh from now on, where the policy is fair or auto. */
+void scheduler_set_weights(struct scheduler *s, const struct share_weights *weights);
 
 /* Puts a WAITING request at the end of the line. */
 void scheduler_add(struct scheduler *s, struct request *r);

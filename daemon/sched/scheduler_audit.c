@@ -262,6 +262,7 @@ void scheduler_repair(struct scheduler *s, struct requests *all)
         (void)cache_audit_table(s->cache, &s->order[i]->table, &why);
     }
     cache_rebuild(s->cache);
+    policy_rebuild(s->policy, &s->waiting, &s->active);
     for (uint32_t i = 0; i < s->n_active; i++) {
         struct request *r = s->order[i];
         if (!r->is_broken && !r->is_suspect)
@@ -328,6 +329,8 @@ int scheduler_check(const struct scheduler *s, bool between_steps, const char **
         return unclean(whyp, "scheduler: a count is not its list's length");
     if (s->admission_shut && n_active == 0)
         return unclean(whyp, "scheduler: admission is shut and nobody is there to open it");
-    err = cache_audit_end(s->cache, whyp);
+    err = policy_check(s->policy, n_waiting, whyp);
+    if (!err)
+        err = cache_audit_end(s->cache, whyp);
     return err || !s->config.pool.cache ? err : cache_audit_end(s->config.pool.cache, whyp);
 }

@@ -1,15 +1,19 @@
-/* sched/scheduler_state.h - a scheduler from the inside, for scheduler.c, scheduler_pool.c and
- * scheduler_audit.c. */
+/* sched/scheduler_state.h - a scheduler from the inside, for scheduler.c and scheduler_*.c. */
 #ifndef CB_DAEMON_SCHED_SCHEDULER_STATE_H
 #define CB_DAEMON_SCHED_SCHEDULER_STATE_H
 
+#include "daemon/sched/pace.h"
+#include "daemon/sched/policy.h"
 #include "daemon/sched/scheduler.h"
 
 struct scheduler {
     struct scheduler_config config;
     struct cache *cache;
-    struct list active, waiting;
-    struct request **order; /* [max_requests] */
+    struct policy *policy;
+    struct pace pace;
+    struct list active;     /* in the order of activation                      */
+    struct list waiting;    /* all; the policy has them in an order of its own */
+    struct request **order; /* [max_requests] a repair's                       */
     uint32_t n_groups;
     uint32_t n_audits, n_rounds;
     const struct list *turn; /* in `active`: whose turn it is to be audited, or the head */
@@ -17,10 +21,27 @@ struct scheduler {
     uint32_t n_aside;    /* waiting requests whose blocks are in the pool        */
     uint32_t n_starved;  /* active requests with starved_tokens != 0             */
     bool admission_shut; /* after a soft reset, until an active request leaves   */
-    double ns_per_token; /* of late steps that held prefill; 0: none measured    */
     uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens, n_forks;
     uint64_t n_offloads, n_restores, n_recomputed;
 };
+
+/* scheduler.c: r, if it waits, is active from now on, in that phase; and an active one leaves the
+ * list. */
+void scheduler_activate(struct scheduler *s, struct request *r, enum request_phase phase,
+                        uint64_t now_ns);
+void scheduler_deactivate(struct scheduler *s, struct request *r);
+
+/* scheduler_turn.c: one pass over the candidates fills b. The first that found no room, or NULL. */
+struct request *scheduler_fill(struct scheduler *s, struct batch *b, uint64_t now_ns);
+
+/* scheduler_room.c. Soft resets active requests until the starved ones that are left fit, or one
+ * active one is left: whether any was. They wait again, and admission is shut. */
+bool scheduler_relieve(struct scheduler *s);
+/* Soft resets one whom r, which waits, may press for n_blocks more: whether there is one, and it is
+ * of use. */
+bool scheduler_press(struct scheduler *s, const struct request *r, uint32_t n_blocks);
+/* Whether r might press anyone. */
+bool scheduler_may_press(const struct scheduler *s, const struct request *r);
 
 /* ---- scheduler_pool.c ------------------------------------------------------------------------ */
 

@@ -171,6 +171,8 @@ static void job_draw(struct storm *st, struct job *j, uint32_t i)
     if (draw(&random, 3) == 0)
         s->stops = &st->stops[draw(&random, N_STOP_SETS)];
     wishes_draw(j, &random, n_good);
+    s->priority = (uint8_t)draw(&random, draw(&random, 2) ? 256 : 2);
+    s->uid = draw(&random, 3) == 0; /* two thirds are one user's */
 }
 
 struct storm *storm_new(const struct storm_kind *kind)
@@ -318,6 +320,7 @@ static void run_begin(struct storm *st, uint32_t number, const struct storm_shap
     };
     const struct engine_config config = {
         .scheduler = shape->scheduler,
+        .ageing_ms = number % 3,
         .max_requests = STORM_REQUESTS,
         .max_held_tokens = STORM_REQUESTS * STORM_TOKENS_MAX,
         .max_batch_tokens = shape->max_batch_tokens,
@@ -336,6 +339,8 @@ static void run_begin(struct storm *st, uint32_t number, const struct storm_shap
     if (model_open(&st->model, &model, message))
         fail(st, NULL, "%s", message);
     cr_assert_eq(engine_new(&st->engine, &config, st->model, &sink, &st->clock), 0);
+    engine_set_weights(st->engine,
+                       &(struct share_weights){1, {{.uid = 0, .weight = 1 + number % 3}}});
 }
 
 static void audit(struct storm *st)

@@ -13,6 +13,9 @@ TestSuite(storm, .init = kernels_thread_init, .timeout = 400);
 
 #define FIFO  SCHEDULER_FIFO
 #define FIRST SCHEDULER_PREFILL_FIRST
+#define PRIO  SCHEDULER_PRIORITY
+#define FAIR  SCHEDULER_FAIR
+#define AUTO  SCHEDULER_AUTO
 
 enum { N_SHAPES = 20, ROOMY = 1 << 15 };
 
@@ -21,24 +24,24 @@ enum { N_SHAPES = 20, ROOMY = 1 << 15 };
 static const struct storm_shape shapes[N_SHAPES] = {
     {16, 16, 832, 16, 1, "avx512vnni", FIFO, 0, true, 800},
     {2048, 64, ROOMY, 64, 2, "avx2", FIRST, 0, true, 0},
-    {7, 48, 864, 7, 3, "avx512vnni", FIFO, 0, true, 3000},
+    {7, 48, 864, 7, 3, "avx512vnni", PRIO, 0, true, 3000},
     {300, 16, 832, 40, 4, "amx_emulated", FIRST, 0, true, 150},
-    {1, 256, 1024, 1, 1, "auto", FIRST, 0, false, 0},
-    {64, 16, 832, 64, 2, "avx512bf16", FIFO, 0, true, 10000},
+    {1, 256, 1024, 1, 1, "auto", FAIR, 0, false, 0},
+    {64, 16, 832, 64, 2, "avx512bf16", FAIR, 0, true, 10000},
     {2048, 256, ROOMY, 100, 1, "amx_emulated", FIFO, 0, false, 0},
-    {16, 64, 832, 16, 4, "avx2", FIRST, 0, true, 3000},
-    {300, 48, ROOMY, 20, 3, "auto", FIFO, 1, true, 0},
-    {2, 16, 832, 2, 2, "avx2", FIFO, 0, true, 0},
+    {16, 64, 832, 16, 4, "avx2", PRIO, 0, true, 3000},
+    {300, 48, ROOMY, 20, 3, "auto", AUTO, 1, true, 0},
+    {2, 16, 832, 2, 2, "avx2", PRIO, 0, true, 0},
     {64, 256, 1024, 10, 3, "amx", FIRST, 0, false, 0},
     {7, 16, 832, 7, 1, "avx512bf16", FIRST, 0, true, 400},
-    {2048, 16, 832, 200, 3, "avx512vnni", FIRST, 0, true, 20000},
+    {2048, 16, 832, 200, 3, "avx512vnni", FAIR, 0, true, 20000},
     {16, 256, ROOMY, 16, 2, "amx_emulated", FIFO, 0, false, 0},
-    {300, 64, 832, 64, 1, "avx2", FIFO, 1, true, 500},
-    {64, 48, 864, 33, 4, "scalar", FIRST, 0, true, 2000},
+    {300, 64, 832, 64, 1, "avx2", FAIR, 1, true, 500},
+    {64, 48, 864, 33, 4, "scalar", PRIO, 0, true, 2000},
     {2, 64, ROOMY, 2, 3, "avx512vnni", FIRST, 0, true, 0},
-    {2048, 16, 832, 64, 2, "auto", FIFO, 1, true, 0},
-    {64, 64, ROOMY, 64, 4, "amx", FIFO, 0, true, 0},
-    {300, 16, 832, 64, 2, "auto", FIRST, 0, true, 3000},
+    {2048, 16, 832, 64, 2, "auto", AUTO, 1, true, 0},
+    {64, 64, ROOMY, 64, 4, "amx", PRIO, 0, true, 0},
+    {300, 16, 832, 64, 2, "auto", FAIR, 0, true, 3000},
 };
 
 /* Each stride-th storm. False: only the one that CB_STORM names. */

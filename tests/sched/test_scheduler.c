@@ -24,7 +24,7 @@ static int copy_nothing(void *ctx, const struct table *from, const struct table 
 
 static void bench_init_with(struct bench *b, uint32_t n_pool_blocks)
 {
-    struct scheduler_config config = {.policy = &scheduler_fifo,
+    struct scheduler_config config = {.policy = SCHEDULER_FIFO,
                                       .max_requests = 4,
                                       .max_batch_tokens = 16,
                                       .max_requests_per_batch = 4,

@@ -59,7 +59,7 @@ Test(start, bad_settings)
                    SETTINGS("--isa", "mmx"));
     expect_refusal(&s, 2, "num_blocks is '-1', not a number; allowed: none or 1..16777216 blocks",
                    SETTINGS("--num_blocks", "-1"));
-    expect_refusal(&s, 2, "scheduler is 'lifo'; allowed: fifo|prefill_first",
+    expect_refusal(&s, 2, "scheduler is 'lifo'; allowed: auto|fifo|prefill_first|priority|fair",
                    SETTINGS("--scheduler", "lifo"));
     expect_refusal(&s, 2, "--num_blocks has no value", SETTINGS("--num_blocks"));
     expect_refusal(&s, 2, "can't read /nonexistent: No such file or directory",

@@ -262,6 +262,7 @@ static void fixed_settings(struct sim *s)
 
 static void draw_settings(struct sim *s)
 {
+    static const char *const schedulers[] = {"fifo", "prefill_first", "priority", "fair", "auto"};
     uint64_t *r = &s->random;
     uint32_t page_size = 4u << sim_draw(r, 3);
     uint32_t context_blocks = CONTEXT / page_size;
@@ -273,7 +274,9 @@ static void draw_settings(struct sim *s)
     set(s, "max_batch_tokens", "%u", 2 + sim_draw(r, 40));
     set(s, "max_requests_per_batch", "%u", 1 + sim_draw(r, 8));
     set(s, "allow_block_sharing", sim_draw(r, 8) ? "true" : "false", 0);
-    set(s, "scheduler", sim_draw(r, 2) ? "fifo" : "prefill_first", 0);
+    set(s, "scheduler", schedulers[sim_draw(r, 5)], 0);
+    set(s, "priority_ageing_ms", "%u", sim_draw(r, 4));
+    set(s, "uid_weights", sim_draw(r, 2) ? "1000=3" : "", 0);
     set(s, "max_requests", "%u", 1 + sim_draw(r, 24));
     set(s, "max_held_tokens", "%u", 1024);
     set(s, "max_lanes", "%u", 1 + sim_draw(r, SIM_CLIENTS_MAX));

@@ -276,6 +276,7 @@ static void submit(struct sim_client *c)
     draw_request(c, &r);
     r.region = region;
     cb_message_init(&e);
+    e.priority = draw(c, 2) ? draw(c, 256) : draw(c, 3);
     e.n_prompt = r.n_prompt;
     e.prompt_off = (uint64_t)region * REGION_BYTES;
     e.max_new_tokens = r.max_new_tokens;

@@ -247,9 +247,10 @@ soak: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEEDS (0-999
 C_FILES = $(shell git ls-files '*.c' '*.h')
 format: ## Let clang-format settle the spacing of every C file
 	@clang-format -i $(C_FILES)
-lint: ## Spacing, manual pages, cbclient.h as C++, and clang's warnings over the whole tree
+lint: ## Spacing, manual pages, tests/faults.txt, cbclient.h as C++, and clang's warnings over the whole tree
 	@clang-format --dry-run -Werror $(C_FILES)
 	mandoc -T lint -W warning $(wildcard $(addsuffix /*.[1-8],shm client daemon tools))
+	tests/faults.sh
 	clang -x c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -I. -fsyntax-only -include client/cbclient.h /dev/null
 	$(MAKE) --no-print-directory CC=clang OBJ=obj/clang BUILD=build/clang all tests
 install: all ## Install into PREFIX (default /usr/local); DESTDIR is honoured

@@ -93,7 +93,7 @@ PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbct
 SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
-.PHONY: all audit deps explore model demo check test bench bench-peers figures asan tsan fuzz soak format lint install uninstall help clean \
+.PHONY: all audit deps explore model demo check test bench bench-peers figures asan tsan fuzz soak soak-null format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -241,6 +241,10 @@ fuzz: $(FUZZ_PROGS) ## Run every fuzz target for FUZZ_SECONDS (60), keeping its 
 SOAK_SEEDS ?= 0-9999
 soak: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEEDS (0-9999); VARIANT=asan works too
 	$(BUILD)/tests/simulate --seeds $(SOAK_SEEDS)
+
+SOAK_REQUESTS ?= 1000000
+soak-null: all $(BUILD)/tests/test_system ## Serve SOAK_REQUESTS (a million) of the null model: memory flat to the page
+	CB_SOAK_REQUESTS=$(SOAK_REQUESTS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'soak/*'
 
 # ---- the rest ----------------------------------------------------------------------------------------
 

@@ -40,7 +40,8 @@ Test(storm, null_model_in_every_configuration)
         n_resets += storm_rage(
             &st, SETTINGS("--model", "null", "--max_batch_tokens", batches[i & 1], "--page_size",
                           pages[i >> 1 & 1], "--scheduler", schedulers[i >> 2 & 1], "--loop",
-                          loops[(i ^ i >> 1 ^ i >> 2) & 1], "--num_blocks", blocks));
+                          loops[(i ^ i >> 1 ^ i >> 2) & 1], "--num_blocks", blocks,
+                          "--cpu_offload_space", i & 4 ? "0.00001" : "0"));
     }
     cr_expect_gt(n_resets, 0, "no cache was too small");
     storm_fini(&st);

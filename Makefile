@@ -93,7 +93,7 @@ PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbct
 SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
-.PHONY: all audit deps explore model demo check test bench bench-peers figures asan tsan fuzz soak soak-null format lint install uninstall help clean \
+.PHONY: all audit timing deps explore model demo check test bench bench-peers figures asan tsan fuzz soak soak-null format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -220,6 +220,9 @@ explore: $(BUILD)/tests/explore ## Explore shm under the C11 memory model, then 
 	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh
 audit: all $(BUILD)/tests/audit_storm ## Put 50 bugs into the bookkeeping: its own audit must see at least 45 within 100 steps
 	CC=$(CC) tests/audit/mutants.sh $(BUILD) $(OBJ) 5
+TIMING_SAMPLES ?= 2000
+timing: all $(BUILD)/tests/timing ## As root: does the time to a first token tell one user what another has cached?
+	@tests/timing.sh $(BUILD) $(TIMING_SAMPLES)
 
 # ---- fuzzing: clang's libFuzzer; corpora in tests/fuzz/corpus/<target> -------------------------------
 

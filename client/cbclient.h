@@ -64,7 +64,8 @@ extern "C" {
 /* ---- what can go wrong ----------------------------------------------------------------------- */
 
 /* 0 is success. -20 to -39 are bad requests: cb_submit gives them where the library sees the fault,
- * else they come in a REJECTED event. -40 to -44 come in an END event whose end is CB_END_ERROR. */
+ * else they come in a REJECTED event. -40 to -44 come in an END event whose end is CB_END_ERROR;
+ * -45 comes in a REJECTED event. */
 enum cb_status {
     CB_OK = 0,
     CB_BUSY = -1,      /* no free slot, ring entry or arena space now: poll, release, try again */
@@ -110,6 +111,7 @@ enum cb_status {
     CB_STOPPED = -42,
     CB_INTERNAL = -43,
     CB_NOTHING_LEFT = -44,
+    CB_TOO_LATE = -45, /* it can't make its deadline: detail are its predicted end and that, ms */
     CB_BAD_RECORD = -50,
     CB_BAD_SETTING = -51,
     CB_BAD_COMMAND = -52,
@@ -321,15 +323,18 @@ struct cb_request {
     size_t text_bytes;
     const struct cb_chat_message *messages;
     size_t n_messages;
-    uint32_t flags;           /* CB_FINAL_ONLY and those below it */
-    uint32_t max_new_tokens;  /* CB_NO_LIMIT by default */
-    float temperature;        /* 0, the default: greedy */
-    float top_p;              /* in (0, 1]; 1, the default: off */
-    int32_t top_k;            /* 0, the default: off; above the vocabulary: off */
-    uint32_t priority;        /* 0-255: the higher first, where the daemon goes by it */
-    uint64_t seed;            /* with CB_HAS_SEED */
-    uint64_t user;            /* yours: comes back in each event */
-    uint64_t deadline_ms;     /* from acceptance; 0: none */
+    uint32_t flags;          /* CB_FINAL_ONLY and those below it */
+    uint32_t max_new_tokens; /* CB_NO_LIMIT by default */
+    float temperature;       /* 0, the default: greedy */
+    float top_p;             /* in (0, 1]; 1, the default: off */
+    int32_t top_k;           /* 0, the default: off; above the vocabulary: off */
+    uint32_t priority;       /* 0-255: the higher first, where the daemon goes by it */
+    uint64_t seed;           /* with CB_HAS_SEED */
+    uint64_t user;           /* yours: comes back in each event */
+    /* From acceptance; 0: none. What is not there by then ends with CB_END_DEADLINE; and what can't
+     * be, going by the speed of late and what waits before it, is rejected at once (CB_TOO_LATE):
+     * with a limit if its last token comes too late, with CB_NO_LIMIT if its first does. */
+    uint64_t deadline_ms;
     const uint32_t *stop_ids; /* besides the model's own end ids; up to 64 */
     size_t n_stop_ids;
     const struct cb_string *stops; /* stop strings, UTF-8, up to 16 of up to 256 bytes */
@@ -538,7 +543,10 @@ struct cb_result {
     uint64_t first_token_ns; /* from acceptance; 0: there was none */
     uint64_t total_ns;       /* from acceptance to its end; 0: it runs */
     const uint32_t *ids;     /* the n_generated tokens, as cb_tokens gives them */
-    uint64_t reserved[7];
+    /* What the daemon guessed when it accepted the request, from acceptance: when its first step
+     * would come, and its end, at most UINT32_MAX us. finish 0: it had nothing to guess from. */
+    uint64_t predicted_start_ns, predicted_finish_ns;
+    uint64_t reserved[5];
 };
 
 /* Where the request stands; final once its end has come. 0, CB_NOT_FOUND, CB_FORKED. */

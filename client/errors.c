@@ -121,6 +121,8 @@ const char *cb_strerror(int status)
         return "an option or flag is unknown, doubled or malformed";
     case CB_QUOTA:
         return "more of a resource is needed than this user may have";
+    case CB_TOO_LATE:
+        return "it would end after its deadline";
     case CB_BAD_PARAMETER:
         return "a parameter of how tokens are chosen is out of bounds";
     case CB_BAD_PLANES:

@@ -57,9 +57,10 @@ struct cb_held {
     uint64_t arena_off;
     uint64_t user, seed;
     uint32_t n_prompt;
-    uint32_t n_told; /* tokens that events brought */
-    uint32_t n_seen; /* tokens known to be there */
-    uint32_t end;    /* enum cb_end */
+    uint32_t start_us, finish_us; /* predicted; finish 0: not */
+    uint32_t n_told;              /* tokens that events brought */
+    uint32_t n_seen;              /* tokens known to be there */
+    uint32_t end;                 /* enum cb_end */
     int32_t status;
     uint32_t detail[2];
     const uint32_t *ids;   /* in DOWN */

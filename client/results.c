@@ -171,6 +171,8 @@ static int apply_locked(struct cb_handle *h, const struct cb_result_entry *e)
         return over_locked(h, q, CB_REQUEST_REJECTED);
     case CB_RESULT_ACCEPTED:
         release_arena_locked(h, q);
+        q->start_us = e->first;
+        q->finish_us = e->last;
         cb_lane_client_slot(h->lane, e->slot, &view);
         admit_locked(q, &view);
         return 0;
@@ -441,6 +443,8 @@ void cb_fill_result_locked(struct cb_handle *h, const struct cb_held *q, struct 
     result->end = q->end;
     result->status = q->status;
     memcpy(result->detail, q->detail, sizeof(result->detail));
+    result->predicted_start_ns = (uint64_t)q->start_us * 1000;
+    result->predicted_finish_ns = (uint64_t)q->finish_us * 1000;
     result->n_prompt = q->n_prompt;
     result->n_generated = q->n_seen;
     result->ids = q->ids;

@@ -284,6 +284,7 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_
     q->seed = p->entry.seed;
     q->n_prompt = p->entry.n_prompt;
     q->n_told = q->n_seen = 0;
+    q->start_us = q->finish_us = 0;
     q->end = CB_END_NONE;
     q->status = 0;
     q->detail[0] = q->detail[1] = 0;

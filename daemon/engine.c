@@ -32,6 +32,8 @@ struct engine {
     struct requests *requests;
     struct scheduler *scheduler;
     struct batch *batch;
+    struct table probe; /* room for what a forecast finds */
+    uint32_t *probe_blocks;
     struct list ending; /* end decided, not yet carried out */
 
     bool in_flight; /* the batch is on the device, as `ticket` */
@@ -102,7 +104,9 @@ static int build(struct engine *e)
                               .pool = {.cache = e->pool, .copy = copy_aside, .ctx = e},
                           },
                           e->cache);
-    return r;
+    e->probe_blocks = calloc((size_t)e->info->n_groups * blocks_max, sizeof *e->probe_blocks);
+    table_init(&e->probe, e->probe_blocks, e->info->n_groups, blocks_max);
+    return r || e->probe_blocks ? r : -ENOMEM;
 }
 
 int engine_new(struct engine **enginep, const struct engine_config *config, struct model *model,
@@ -151,6 +155,7 @@ struct engine *engine_free(struct engine *e)
         scheduler_free(e->scheduler);
         batch_free(e->batch);
         requests_free(e->requests);
+        free(e->probe_blocks);
         cache_free(e->pool);
         cache_free(e->cache);
         free(e);
@@ -268,6 +273,34 @@ int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32
 int engine_submit(struct engine *e, const struct request_spec *spec, struct request **requestp)
 {
     return engine_submit_many(e, spec, 1, &spec->owner, requestp);
+}
+
+/* How many tokens of the prompt a new request would find in the cache. */
+static uint32_t find_tokens(struct engine *e, const struct request_spec *spec)
+{
+    const struct prefix_key key =
+        cache_key(e->cache, spec->uid, spec->cache_salt, spec->n_cache_salt);
+    return cache_find(e->cache, &key, spec->prompt, spec->n_prompt, &e->probe) * e->info->page_size;
+}
+
+void engine_forecast(struct engine *e, const struct request_spec *spec, struct engine_forecast *f)
+{
+    struct scheduler_forecast forecast;
+    assert(spec->n_prompt <= engine_tokens_max(e));
+    const struct scheduler_wish wish = {.uid = spec->uid,
+                                        .priority = spec->priority,
+                                        .n_prompt = spec->n_prompt - find_tokens(e, spec),
+                                        .limit = spec->max_new_tokens};
+    scheduler_forecast(e->scheduler, &wish, clock_now(e->clock), &forecast);
+    *f = (struct engine_forecast){.is_known = forecast.is_known,
+                                  .start_ns = forecast.start_ns,
+                                  .first_token_ns = forecast.first_token_ns,
+                                  .finish_ns = forecast.finish_ns};
+}
+
+void engine_request_why(const struct engine *e, const struct request *r, char *text, size_t bytes)
+{
+    scheduler_why(e->scheduler, r, clock_now(e->clock), text, bytes);
 }
 
 void engine_set_weights(struct engine *e, const struct share_weights *weights)
@@ -562,6 +595,7 @@ void engine_stats(const struct engine *e, struct engine_stats *stats)
     *stats = e->stats;
     stats->n_active = counts.n_active;
     stats->n_waiting = counts.n_waiting;
+    stats->n_held_tokens = e->n_held_tokens;
     stats->n_soft_resets = counts.n_soft_resets;
     stats->n_restarts = counts.n_restarts;
     stats->n_forks = counts.n_forks;

@@ -99,6 +99,17 @@ int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32
 /* What users' requests weigh from now on, where the scheduler is fair or auto. */
 void engine_set_weights(struct engine *e, const struct share_weights *weights);
 
+/* When a request of this spec, which is not too big, would start, have its first token and end: a
+ * guess (scheduler.h). */
+struct engine_forecast {
+    bool is_known;                                /* something was measured to guess from */
+    uint64_t start_ns, first_token_ns, finish_ns; /* from now on */
+};
+void engine_forecast(struct engine *e, const struct request_spec *spec, struct engine_forecast *f);
+
+/* Says in words what the request does or what it waits for, into text [bytes] (scheduler.h). */
+void engine_request_why(const struct engine *e, const struct request *r, char *text, size_t bytes);
+
 /* Ends the request at the next step boundary; its end is reported from engine_step. Cancelling
  * twice is fine. */
 void engine_cancel(struct engine *e, struct request *r);
@@ -120,6 +131,7 @@ struct engine_stats {
     uint64_t model_ns, own_ns; /* time in the model; everything else in engine_step */
     uint64_t schedule_ns;      /* of own_ns: until a step was submitted             */
     uint32_t n_active, n_waiting;
+    uint64_t n_held_tokens;                            /* prompts and limits of these */
     uint32_t n_blocks, n_free_blocks, n_cached_blocks; /* free: held by nobody, cached ones too */
     uint64_t n_soft_resets;
     uint64_t n_offloads, n_restores; /* requests put aside in the pool, and taken up from there */

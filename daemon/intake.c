@@ -15,6 +15,7 @@
 #define PASS_UNITS 1024 /* at most about this much work between two steps */
 #define QUANTUM    8
 #define IDS_A_UNIT 64
+#define LAST_SHARE 8
 
 struct intake {
     struct intake_config config;
@@ -22,7 +23,9 @@ struct intake {
     uint64_t *options; /* CB_OPTIONS_MAX bytes: the copy of one option block  */
     struct cb_message_parsed parsed;
     struct sample_bias biases[CB_BIASES_MAX];
-    uint32_t n_waiting; /* in the engine, about: counted up by what this pass added */
+    /* In the engine, about: counted up by what this pass added. */
+    uint32_t n_waiting, n_requests;
+    uint64_t n_held_tokens;
     bool refuses;
 };
 
@@ -93,6 +96,18 @@ static int entry_check(const struct intake *i, const struct client *cl,
     return 0;
 }
 
+/* The last eighth of the engine's room, in requests and in tokens, is for users who have less than an
+ * eighth of it: a flood of one leaves others a way in. */
+static bool takes_the_last(const struct intake *i, const struct quota *q, uint64_t n_tokens)
+{
+    const struct settings *set = i->config.settings;
+    uint64_t n_requests = set->max_requests - set->max_requests / LAST_SHARE;
+    uint64_t n_held = set->max_held_tokens - set->max_held_tokens / LAST_SHARE;
+    if (set->max_requests < LAST_SHARE || q->use.n_requests < set->max_requests / LAST_SHARE)
+        return false;
+    return i->n_requests >= n_requests || i->n_held_tokens + n_tokens > n_held;
+}
+
 /* 0; CB_LANE_WAITS: the uid has used up what it may have now; or a negative cb_status: it may never
  * have that much. */
 static int quota_allows(const struct intake *i, const struct client *cl,
@@ -102,10 +117,9 @@ static int quota_allows(const struct intake *i, const struct client *cl,
     const struct quota *q = cl->quota;
     if (entry->n_prompt > set->uid_waiting_tokens)
         return cb_over(CB_LIMIT_UID_WAITING, set->uid_waiting_tokens, detail);
-    if (set->max_queue_size && i->n_waiting >= set->max_queue_size)
-        return CB_BUSY;
     if (q->use.n_requests >= set->uid_requests ||
-        q->use.waiting_tokens + entry->n_prompt > set->uid_waiting_tokens)
+        q->use.waiting_tokens + entry->n_prompt > set->uid_waiting_tokens ||
+        takes_the_last(i, q, (uint64_t)entry->n_prompt + entry->max_new_tokens))
         return CB_LANE_WAITS;
     return 0;
 }
@@ -160,9 +174,34 @@ static struct sampler_wishes wishes_of(struct intake *i, const struct cb_request
     };
 }
 
+static uint32_t whole(uint64_t n) /* or the most there is */
+{
+    return n > UINT32_MAX ? UINT32_MAX : (uint32_t)n;
+}
+
+/* 0, or CB_TOO_LATE: by what is guessed it can't make its deadline. Where the limit is open, all
+ * that must be there by then is its first token. */
+static int forecast(struct intake *i, const struct request_spec *spec, bool is_open, uint64_t now,
+                    struct cb_lane_forecast *told, uint32_t detail[2])
+{
+    struct engine_forecast f;
+    engine_forecast(i->config.engine, spec, &f);
+    *told = (struct cb_lane_forecast){0};
+    if (!f.is_known)
+        return 0;
+    told->start_us = whole(f.start_ns / 1000);
+    told->finish_us = whole(f.finish_ns / 1000 + 1);
+    uint64_t due_ns = is_open ? f.first_token_ns : f.finish_ns;
+    if (spec->deadline_ns == 0 || due_ns <= spec->deadline_ns - now)
+        return 0;
+    detail[0] = whole(due_ns / 1000000 + 1);
+    detail[1] = whole((spec->deadline_ns - now) / 1000000);
+    return CB_TOO_LATE;
+}
+
 /* Hands the copies to the engine: 0, CB_LANE_WAITS, or a negative cb_status. */
 static int submit(struct intake *i, struct client *cl, const struct cb_request_entry *entry,
-                  uint32_t detail[2])
+                  bool is_open, uint32_t detail[2])
 {
     uint64_t now = clock_now(i->config.clock);
     struct client_slot *slot = &cl->slots[entry->slot];
@@ -190,6 +229,10 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
         .n_cache_salt = i->parsed.n_cache_salt,
         .owner = slot,
     };
+    struct cb_lane_forecast told;
+    int late = forecast(i, &spec, is_open, now, &told, detail);
+    if (late)
+        return late;
     switch (engine_submit(i->config.engine, &spec, &request)) {
     case 0:
         break;
@@ -200,11 +243,25 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
         return CB_LANE_WAITS;
     }
     clients_request_taken(i->config.clients, slot, request, entry->n_prompt, now);
-    cb_lane_accept(cl->lane, entry, entry->seed);
+    cb_lane_accept(cl->lane, entry, entry->seed, told);
     cb_lane_set_owner(cl->lane, entry->slot, request);
     cb_stats_add(i->config.stats, CB_STAT_requests_accepted, 1);
     i->n_waiting++;
+    i->n_requests++;
+    i->n_held_tokens += (uint64_t)entry->n_prompt + entry->max_new_tokens;
     return 0;
+}
+
+static bool queue_is_full(const struct intake *i)
+{
+    const struct settings *set = i->config.settings;
+    return set->max_queue_size && i->n_waiting >= set->max_queue_size;
+}
+
+/* With a bound on what waits nothing waits in a lane either, but for its client's own results. */
+static int or_busy(const struct intake *i, int r)
+{
+    return r == CB_LANE_WAITS && i->config.settings->max_queue_size ? CB_BUSY : r;
 }
 
 enum { TAKE_NOTHING, TAKE_ONE, TAKE_CLOSED };
@@ -222,9 +279,11 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
     if (r != CB_LANE_ENTRY)
         return TAKE_NOTHING;
     *units = 1;
+    bool is_open = entry.max_new_tokens == CB_NO_LIMIT;
     r = entry_check(i, cl, &entry, detail);
     if (r == 0)
-        r = cb_lane_reserve(cl->lane, &entry, entry.max_new_tokens, detail);
+        r = queue_is_full(i) ? CB_BUSY
+                             : cb_lane_reserve(cl->lane, &entry, entry.max_new_tokens, detail);
     if (r == CB_LANE_WAITS)
         return TAKE_NOTHING;
     if (r == CB_LANE_CANCELLED) {
@@ -239,7 +298,8 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
         r = bodies_check(i, cl, &entry, detail);
     }
     if (r == 0)
-        r = submit(i, cl, &entry, detail);
+        r = submit(i, cl, &entry, is_open, detail);
+    r = or_busy(i, r);
     if (r == CB_LANE_WAITS) {
         cb_lane_wait(cl->lane);
         cl->waits = true;
@@ -314,6 +374,8 @@ bool intake_drain(struct intake *i)
     bool more;
     engine_stats(i->config.engine, &stats);
     i->n_waiting = stats.n_waiting;
+    i->n_requests = stats.n_active + stats.n_waiting;
+    i->n_held_tokens = stats.n_held_tokens;
     retry_waiting(i);
     do {
         struct list *l, *after;

@@ -46,9 +46,9 @@
  X(safety_margin,          OPTIONAL_REAL, "none",    0, 1, "share",             0,    "free share of the cache below which new prompts wait; none: 0.15, but 0 for prefill_first") \
  X(allow_block_sharing,    BOOL,          "true",    0, 0, "",                  0,    "requests of one user that begin with the same tokens share the cache's blocks of these") \
  X(step_ms_max,            NUMBER,        "50",      0, 60000, "ms",            0,    "prefill of a step is cut to last about this long; 0: off") \
- X(max_requests,           NUMBER,        "4096",    1, 65536, "requests",      0,    "requests accepted and not ended, of all users together") \
+ X(max_requests,           NUMBER,        "4096",    1, 65536, "requests",      0,    "requests accepted and not ended, of all users together; the last eighth is for users who have less than an eighth") \
  X(max_held_tokens,        NUMBER,        "16m",     1024, 4294967296, "tokens", 0,   "prompts and limits of all these requests together") \
- X(max_queue_size,         NUMBER,        "0",       0, 65536, "requests",      LIVE, "more waiting requests than these are refused with CB_BUSY; 0: they wait in their lane") \
+ X(max_queue_size,         NUMBER,        "0",       0, 65536, "requests",      LIVE, "with so many waiting, others are refused with CB_BUSY at once, and so is what would wait in its lane; 0: all wait") \
  X(use_cuda_graph,         CHOICE,        "none",    0, 0, "none|true|false|true,true|true,false|false,true|false,false", 0, "record mixed steps and decoding steps as graphs: both, or a word each; none: where it pays") \
  X(use_async_batching,     CHOICE,        "none",    0, 0, "none|true|false",   0,    "prepare a step while the one before it runs; none: with graphs") \
  X(q_padding_interval_size, NUMBER,       "0",       0, 65536, "tokens",        0,    "with graphs, queries of a step are padded to multiples of this; 0: 64; given, asks for graphs") \

@@ -287,6 +287,8 @@ static_assert(offsetof(struct cb_slot, times_off) == 88, "format 1");
 static_assert(sizeof(struct cb_slot) == 128, "format 1");
 
 enum cb_result_type {
+    /* first, last: when it is guessed to start and to end, in us from acceptance, the most meaning
+     * that or more; last 0: nothing was guessed */
     CB_RESULT_ACCEPTED = 1,
     CB_RESULT_REJECTED = 2, /* count: enum cb_status; first, last: the two numbers of its message */
     CB_RESULT_TOKENS = 3,   /* ids [first, first + count) are there, `last` is the newest of them */

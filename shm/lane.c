@@ -305,7 +305,8 @@ static void take(struct cb_lane *lane)
     cb_ring_in_take(&lane->req);
 }
 
-void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed)
+void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed,
+                    struct cb_lane_forecast forecast)
 {
     struct lane_slot *s = &lane->slots[entry->slot];
 
@@ -325,7 +326,8 @@ void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, 
     active_add(lane, entry->slot);
     publish_record(lane, entry->slot, entry, CB_SLOT_ADMITTED, seed);
     take(lane);
-    lane_put(lane, CB_RESULT_ACCEPTED, entry->slot, entry->gen, 0, 0, 0, entry->user);
+    lane_put(lane, CB_RESULT_ACCEPTED, entry->slot, entry->gen, forecast.start_us, 0,
+             forecast.finish_us, entry->user);
 }
 
 void cb_lane_reject(struct cb_lane *lane, const struct cb_request_entry *entry, int status,

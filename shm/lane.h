@@ -97,8 +97,14 @@ int cb_lane_copy_arena(const struct cb_lane *lane, uint64_t off, uint64_t bytes,
 /* Ends of the peeked entry. Each takes it from the ring, and its arena bytes are the client's
  * again; answers become visible at the next flush. */
 
+/* What is guessed of a request's times, from its acceptance, in us, the most meaning that or more.
+ * finish_us 0: nothing is. */
+struct cb_lane_forecast {
+    uint32_t start_us, finish_us;
+};
 /* After cb_lane_reserve gave 0: the slot is ADMITTED. `seed` as used. */
-void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed);
+void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed,
+                    struct cb_lane_forecast forecast);
 /* At any point: undoes the reservation if there is one. a and b are the numbers of status's
  * text. */
 void cb_lane_reject(struct cb_lane *lane, const struct cb_request_entry *entry, int status,

@@ -122,6 +122,9 @@ void scheduler_remove(struct scheduler *s, struct request *r)
         scheduler_deactivate(s, r);
         s->admission_shut = false;
     }
+    if (r->end.finish == FINISH_EOS || r->end.finish == FINISH_STOP ||
+        r->end.finish == FINISH_LENGTH)
+        pace_observe_end(&s->pace, r->end.n_generated, r->max_new_tokens);
     policy_leave(s->policy, r);
     scheduler_drop_aside(s, r);
     if (r->end.finish == FINISH_ERROR)
@@ -158,6 +161,7 @@ void scheduler_distrust(struct scheduler *s, struct request *r, uint32_t first_b
 int scheduler_plan(struct scheduler *s, struct batch *b, uint64_t now_ns, struct request **stuckp)
 {
     assert(b->n_entries == 0);
+    s->load.is_known = false;
     if (s->n_starved > 0)
         scheduler_relieve(s);
     struct request *without_room;

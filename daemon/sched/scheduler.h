@@ -96,6 +96,28 @@ struct request *scheduler_fork(struct scheduler *s, struct request *r, uint64_t 
 /* Says what the model took for a batch: the measure for step_ms_max. */
 void scheduler_observe(struct scheduler *s, const struct batch *b, uint64_t model_ns);
 
+/* A request as it would be. */
+struct scheduler_wish {
+    uint32_t uid;
+    uint8_t priority;
+    uint32_t n_prompt; /* to be computed: without what it would find in the cache */
+    uint32_t limit;    /* of tokens                                               */
+};
+
+/* From now on; a guess from late steps, what waits before it, and how much of their limits late
+ * requests used. Not is_known: nothing was measured yet. */
+struct scheduler_forecast {
+    bool is_known;
+    uint64_t start_ns, first_token_ns, finish_ns;
+};
+void scheduler_forecast(struct scheduler *s, const struct scheduler_wish *wish, uint64_t now_ns,
+                        struct scheduler_forecast *f);
+
+/* Says in words what r does, or what it waits for, all of it: text [bytes], 0-terminated, cut if need
+ * be; 600 bytes are enough. A clause or several, without a capital or a full stop. */
+void scheduler_why(const struct scheduler *s, const struct request *r, uint64_t now_ns, char *text,
+                   size_t bytes);
+
 struct scheduler_counts {
     uint32_t n_active, n_waiting;
     uint64_t n_soft_resets, n_restarts;

@@ -21,6 +21,10 @@ struct scheduler {
     uint32_t n_aside;    /* waiting requests whose blocks are in the pool        */
     uint32_t n_starved;  /* active requests with starved_tokens != 0             */
     bool admission_shut; /* after a soft reset, until an active request leaves   */
+    struct {
+        bool is_known; /* since the last plan                             */
+        uint64_t n_tokens, n_limit;
+    } load; /* what active requests have before them                                     */
     uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens, n_forks;
     uint64_t n_offloads, n_restores, n_recomputed;
 };

@@ -262,7 +262,7 @@ static void intake(struct fake *f)
         note_wishes(f, &e, &parsed);
         q->active = true;
         f->n_muted[e.slot] = 0;
-        cb_lane_accept(f->lane, &e, e.seed);
+        cb_lane_accept(f->lane, &e, e.seed, (struct cb_lane_forecast){0});
         for (uint32_t i = 1; i < e.n_prompt; i++) {
             struct cb_top top[CB_TOPK_MAX];
             const struct cb_lane_logprobs l = logprobs_of(q, 100 + i, top);

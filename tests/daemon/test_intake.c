@@ -341,7 +341,8 @@ Test(intake, what_a_uid_can_never_have_is_refused_and_what_it_has_not_now_waits)
     sim_free(s);
 }
 
-/* The flood fills the whole daemon before the other comes: what becomes free goes round. */
+/* The flood has all that one user may have before the other comes: there is room left, and what
+ * becomes free goes round. */
 Test(intake, a_flood_of_one_user_does_not_keep_another_out)
 {
     struct sim *s = fresh();
@@ -360,7 +361,8 @@ Test(intake, a_flood_of_one_user_does_not_keep_another_out)
             peer_submit(&flood[i], &e, ids, 4);
         }
     peer_turn(&flood[0], 1);
-    cr_assert_eq(cb_stats_get(s->stats.base, CB_STAT_requests_accepted), s->settings.max_requests);
+    cr_assert_eq(cb_stats_get(s->stats.base, CB_STAT_requests_accepted),
+                 s->settings.max_requests - s->settings.max_requests / 8);
     for (int k = 0; k < 4; k++) {
         good(&e);
         peer_submit(&other, &e, ids, 4);

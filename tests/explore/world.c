@@ -214,7 +214,7 @@ uint32_t world_intake(void)
             continue;
         }
         explore_claim(r == 0, "an honest request was refused");
-        cb_lane_accept(world.lane, &entry, 0);
+        cb_lane_accept(world.lane, &entry, 0, (struct cb_lane_forecast){0});
         n++;
     }
     explore_claim(r >= 0, "an honest lane was called broken");

@@ -146,7 +146,7 @@ static int intake(struct life *l, bool is_credit_there)
         cb_lane_reject(l->lane, &e, r, detail[0], detail[1]);
         return 0;
     }
-    cb_lane_accept(l->lane, &e, e.seed);
+    cb_lane_accept(l->lane, &e, e.seed, (struct cb_lane_forecast){0});
     assert(!l->runs[e.slot].active);
     l->runs[e.slot].active = true;
     l->runs[e.slot].n_have = 0;

@@ -87,7 +87,7 @@ static inline int pair_intake(struct pair *p, struct cb_request_entry *entry)
     if (!r)
         r = cb_lane_reserve(p->lane, entry, entry->max_new_tokens, detail);
     if (r == 0)
-        cb_lane_accept(p->lane, entry, entry->seed);
+        cb_lane_accept(p->lane, entry, entry->seed, (struct cb_lane_forecast){0});
     else if (r == CB_LANE_CANCELLED)
         cb_lane_cancel(p->lane, entry);
     else if (r < 0)

@@ -56,7 +56,7 @@ Test(lane, a_request_from_submit_to_free)
     cr_assert_eq(cb_lane_copy_arena(p.lane, seen.prompt_off, 12, ids), 0);
     cr_assert_eq(ids[2], 9);
     cr_assert_eq(cb_lane_reserve(p.lane, &seen, 2, detail), 0);
-    cb_lane_accept(p.lane, &seen, seen.seed);
+    cb_lane_accept(p.lane, &seen, seen.seed, (struct cb_lane_forecast){0});
     poll_none(&p);
     cr_assert_eq(cb_lane_flush(p.lane), 0);
     got = poll_one(&p, CB_RESULT_ACCEPTED);
@@ -107,7 +107,7 @@ static struct cb_request_entry admit_planes(struct pair *p, uint32_t n_new, uint
     cr_assert_eq(cb_lane_client_submit(p->client, &entry), 0);
     cr_assert_eq(cb_lane_peek(p->lane, &seen), CB_LANE_ENTRY);
     cr_assert_eq(cb_lane_reserve(p->lane, &seen, n_new, detail), 0);
-    cb_lane_accept(p->lane, &seen, 0);
+    cb_lane_accept(p->lane, &seen, 0, (struct cb_lane_forecast){0});
     cb_lane_flush(p->lane);
     poll_one(p, CB_RESULT_ACCEPTED);
     return entry;
@@ -213,7 +213,7 @@ Test(lane, a_run_that_is_too_large_says_how_many_tokens_are_not)
     cr_assert_eq(cb_lane_reserve(p.lane, &seen, most + 1, detail), CB_QUOTA);
     cr_assert(detail[0] == CB_LIMIT_POOL && detail[1] == most);
     cr_assert_eq(cb_lane_reserve(p.lane, &seen, most, detail), 0);
-    cb_lane_accept(p.lane, &seen, 0);
+    cb_lane_accept(p.lane, &seen, 0, (struct cb_lane_forecast){0});
     pair_check(&p);
     pair_fini(&p);
 }

@@ -569,6 +569,116 @@ CB_API int cb_text_all(struct cb_handle *h, uint64_t id, const char **textp, siz
  * 0 with *np 0 to 3. */
 CB_API int cb_text_tail(struct cb_handle *h, uint64_t id, uint8_t tail[4], size_t *np);
 
+/* ---- batches --------------------------------------------------------------------------------- */
+
+/* Many prompts in, all their outputs back, in one call. */
+
+/* A prompt, exactly one of the three as in cb_request, and what of the configuration it has of its
+ * own: NULL: nothing. */
+struct cb_prompt {
+    const uint32_t *ids;
+    size_t n_ids;
+    const char *text;
+    size_t text_bytes;
+    const struct cb_chat_message *messages;
+    size_t n_messages;
+    const float *temperature; /* these with CB_BATCH_PER_REQUEST */
+    const int32_t *top_k;
+    const float *top_p;
+    uint64_t reserved[4];
+};
+
+/* What came of one sequence. Everything it points to lives until cb_outputs_free. */
+struct cb_output {
+    const char *request_id; /* "req_7"; further sequences of its prompt: "req_7__child#0", ... */
+    const uint32_t *prompt_ids;
+    size_t n_prompt;
+    const uint32_t *generated; /* all tokens, the last one (EOS or stop) included */
+    size_t n_generated;
+    const float *logprobs;    /* [n_generated], or NULL: not asked for */
+    const uint64_t *times_ns; /* [n_generated]; NULL without CB_BATCH_TIMES */
+    const char *text;         /* 0-terminated; "" without tokens */
+    size_t text_bytes;
+    const char *error;   /* NULL: none; else why it failed, in words; there may be tokens */
+    int32_t status;      /* enum cb_status, of error */
+    uint32_t end;        /* enum cb_end; CB_END_NONE: it never ran */
+    uint64_t seed;       /* the one used */
+    uint64_t created_ns; /* CLOCK_MONOTONIC when it was submitted; 0: it was not */
+    uint64_t started_ns; /* its first step; as times_ns since the daemon took it in; 0: none ran */
+    uint64_t ended_ns;   /* likewise */
+    size_t prompt_idx;   /* of prompts[] */
+    uint32_t sequence;   /* 0, then the children */
+    uint32_t n_prefix_hit;
+    uint64_t reserved[4];
+};
+
+/* In the order of the prompts, children after their parent. */
+struct cb_outputs {
+    const struct cb_output *v;
+    size_t n;
+    size_t n_failed; /* with an error */
+};
+
+struct cb_progress {
+    size_t n_done, n_failed, n;     /* sequences: over; of these, with an error; all */
+    const struct cb_output *output; /* the one that is over now */
+    uint64_t reserved[4];
+};
+
+/* Called by cb_generate_batch in its thread, with no lock held, each time a sequence is over. Not 0:
+ * what is not over is cancelled. */
+typedef int cb_progress_fn(const struct cb_progress *progress, void *arg);
+
+/* cb_batch.flags */
+#define CB_BATCH_TIMES       0x01u /* record the time of each token */
+#define CB_BATCH_NO_WARMUP   0x02u
+#define CB_BATCH_PER_REQUEST 0x04u /* prompts may have a temperature, top_k, top_p of their own */
+
+struct cb_batch {
+    size_t size;
+    const struct cb_prompt *prompts;
+    size_t n_prompts;
+    /* What holds for all: everything of cb_request but prompt, user and handler. NULL: as
+     * cb_request_init leaves it, greedy and without a limit. */
+    const struct cb_request *config;
+    uint32_t max_new_tokens; /* of each sequence; CB_NO_LIMIT, the default: config's */
+    uint32_t n_sequences;    /* of each prompt, each with a seed of its own; 1 by default */
+    uint32_t flags;          /* CB_BATCH_ */
+    int32_t progress_fd;     /* a bar is drawn there if it is a terminal; -1, the default: none */
+    cb_progress_fn *progress;
+    void *progress_arg;
+    int64_t stall_ms; /* when nothing has moved for so long, what is left fails with CB_TIMEOUT;
+                         600000, ten minutes, by default; -1: never */
+    const struct cb_options *open; /* without a handle */
+    uint64_t reserved[4];
+};
+
+static inline void cb_batch_init(struct cb_batch *batch)
+{
+    memset(batch, 0, sizeof(*batch));
+    batch->size = sizeof(*batch);
+    batch->max_new_tokens = CB_NO_LIMIT;
+    batch->n_sequences = 1;
+    batch->progress_fd = -1;
+    batch->stall_ms = 600000;
+}
+
+/* Runs all of them, as many at a time as the handle has free slots, and returns when each is over:
+ * it ended, or it failed alone, or the daemon is gone. Without a handle (NULL) it opens one for the
+ * call; names count from req_0 on each handle. Unless CB_BATCH_NO_WARMUP, a handle's first batch is
+ * preceded by one token of nobody's. No prompts: no outputs, and no daemon is needed.
+ *   >= 0  how many failed, and *outputsp is the caller's to cb_outputs_free
+ *   CB_INVALID CB_NO_MEMORY CB_FORKED, or what cb_open gives: nothing was run
+ * With CB_BATCH_PER_REQUEST a prompt may have those of temperature (config's: above 0, and not 1), top_k
+ * (above 0) and top_p (below 1) that config has a value for and sampling; any other fails alone. */
+CB_API int cb_generate_batch(struct cb_handle *h, const struct cb_batch *batch,
+                             struct cb_outputs **outputsp);
+
+/* The output of that name, or NULL. */
+CB_API const struct cb_output *cb_outputs_find(const struct cb_outputs *outputs,
+                                               const char *request_id);
+CB_API void cb_outputs_free(struct cb_outputs *outputs); /* NULL is fine */
+
 /* ---- text and ids ---------------------------------------------------------------------------- */
 
 /* Text to the ids that a request with this text would have. flags: CB_PARSE_SPECIAL, CB_NO_BOS.

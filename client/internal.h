@@ -68,6 +68,7 @@ struct cb_held {
     struct cb_text *text;  /* NULL until needed; the caller of cb_text's */
     cb_handler_fn *handler;
     void *handler_arg;
+    struct cb_group *group;      /* NULL: none */
     struct cb_held *next, *prev; /* in the ready list */
 };
 
@@ -76,15 +77,22 @@ struct cb_ready {
     struct cb_held *first, *last;
 };
 
+/* Requests whose events one call takes: nobody else sees them. */
+struct cb_group {
+    struct cb_ready ready;
+};
+
 /* What a thread waits for. */
 enum cb_want_kind {
     CB_WANT_EVENT,   /* that no handler gets */
     CB_WANT_HANDLED, /* an event for a handler */
+    CB_WANT_GROUP,   /* an event of a group's */
     CB_WANT_ENDS,    /* no request runs */
 };
 struct cb_want {
     enum cb_want_kind kind;
     uint64_t id; /* events: 0: any request's */
+    const struct cb_group *group;
 };
 
 /* A thread asleep in private memory, on its stack. */
@@ -127,6 +135,8 @@ struct cb_handle {
     uint64_t life_seen_ns;    /* coarse clock: when the daemon last showed life */
     uint64_t wake_missed;     /* results that only the safety net found */
     uint64_t seed_state;
+    uint64_t n_batched; /* requests of batches, for their names */
+    bool is_warm;
 
     pthread_mutex_t text_lock; /* for the two below */
     struct cb_tokenizer *tokenizer;
@@ -182,6 +192,15 @@ int cb_fail_silent(int sock, unsigned waited_s);
 int cb_connect_shake_hands(struct cb_handle *h, const struct cb_options *options);
 
 /* ---- submit.c -------------------------------------------------------------------------------- */
+
+/* The prompt as ids, from whichever of the three was given: the caller's, or *ownp, which is to be
+ * freed. 0 or a status, kept. */
+int cb_prompt_ids(struct cb_handle *h, const struct cb_request *request, const uint32_t **idsp,
+                  uint32_t **ownp, size_t *np);
+
+/* cb_submit, of a request of a group: until its release, its events are only for cb_group_wait. */
+int cb_group_submit(struct cb_handle *h, struct cb_group *group, const struct cb_request *request,
+                    uint64_t *idp);
 
 /* The request with this id, neither free nor abandoned, or NULL. */
 struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
@@ -253,12 +272,16 @@ void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *eve
 /* ---- wait.c ---------------------------------------------------------------------------------- */
 
 void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handled); /* who waits for its events */
+void cb_wake_group_locked(struct cb_handle *h, const struct cb_group *group);
 void cb_wake_all_locked(struct cb_handle *h);
 
 /* Waits until there is what is wanted: 0, CB_TIMEOUT, or why there never will be. Adds CB_LANE_RING
  * to *ringp; cb_pass_lead_locked follows. */
 int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t timeout_ms,
                     int *ringp);
+/* As cb_wait, for a request of the group. CB_LOST or CB_CLOSED: all their events were taken. */
+int cb_group_wait(struct cb_handle *h, struct cb_group *group, struct cb_event *event,
+                  int64_t timeout_ms);
 /* On leaving a wait: if nobody leads, the one that has waited longest shall look. */
 void cb_pass_lead_locked(struct cb_handle *h);
 

@@ -23,7 +23,7 @@
 
 static struct cb_ready *ready_of(struct cb_handle *h, const struct cb_held *q)
 {
-    return q->handler ? &h->ready_handlers : &h->ready;
+    return q->group ? &q->group->ready : q->handler ? &h->ready_handlers : &h->ready;
 }
 
 bool cb_has_event(const struct cb_held *q)
@@ -57,7 +57,10 @@ void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q)
         q->listed = true;
     }
     atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_release);
-    cb_wake_locked(h, atomic_load_explicit(&q->id, memory_order_relaxed), q->handler != NULL);
+    if (q->group)
+        cb_wake_group_locked(h, q->group);
+    else
+        cb_wake_locked(h, atomic_load_explicit(&q->id, memory_order_relaxed), q->handler != NULL);
 }
 
 void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *event)

@@ -35,7 +35,8 @@ static_assert(CB_NO_TOKEN == CB_NO_ID, "cbclient.h spells format.h out");
 struct prepared {
     struct cb_request_entry entry;
     const struct cb_request *request;
-    uint32_t flags; /* the request's, with the daemon's defaults */
+    struct cb_group *group; /* NULL: none */
+    uint32_t flags;         /* the request's, with the daemon's defaults */
     const uint32_t *ids;
     uint32_t *own_ids; /* NULL: ids are the caller's */
     struct cb_text *text;
@@ -92,10 +93,9 @@ static int check_length(const struct cb_handle *h, size_t n, uint32_t limit)
     return 0;
 }
 
-/* The prompt as ids, from whichever of the three was given. */
-static int prepare_prompt(struct cb_handle *h, struct prepared *p, size_t *np)
+int cb_prompt_ids(struct cb_handle *h, const struct cb_request *request, const uint32_t **idsp,
+                  uint32_t **ownp, size_t *np)
 {
-    const struct cb_request *request = p->request;
     uint32_t flags = request->flags & (CB_PARSE_SPECIAL | CB_NO_BOS);
     const char *text = request->text;
     size_t bytes = request->text_bytes;
@@ -104,8 +104,9 @@ static int prepare_prompt(struct cb_handle *h, struct prepared *p, size_t *np)
 
     if (!!request->ids + !!request->text + !!request->messages > 1)
         return cb_fail_at("more than one of ids, text and messages is given", CB_INVALID, 0, 0);
+    *ownp = NULL;
     if (request->ids) {
-        p->ids = request->ids;
+        *idsp = request->ids;
         *np = request->n_ids;
         return 0;
     }
@@ -120,9 +121,9 @@ static int prepare_prompt(struct cb_handle *h, struct prepared *p, size_t *np)
     }
     if (!text)
         return cb_fail(CB_EMPTY_PROMPT);
-    r = cb_text_ids(h, text, bytes, flags, &p->own_ids, np);
+    r = cb_text_ids(h, text, bytes, flags, ownp, np);
     free(chat);
-    p->ids = p->own_ids;
+    *idsp = *ownp;
     return r;
 }
 
@@ -210,7 +211,7 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
         return cb_fail_at("cb_request.size; use cb_request_init", CB_INVALID, 0, 0);
     r = check_sampling(request);
     if (!r)
-        r = prepare_prompt(h, p, &n);
+        r = cb_prompt_ids(h, request, &p->ids, &p->own_ids, &n);
     if (!r)
         r = check_length(h, n, request->max_new_tokens);
     if (!r && !p->own_ids)
@@ -291,6 +292,7 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_
     q->ids = NULL;
     q->times = NULL;
     q->text = p->text;
+    q->group = p->group;
     q->handler = request->handler;
     q->handler_arg = request->handler_arg;
     q->next = q->prev = NULL;
@@ -358,11 +360,12 @@ void cb_ring(struct cb_handle *h)
 }
 
 /* 0, or a status kept for cb_message; adds CB_LANE_RING to *ringp. */
-static int submit_one(struct cb_handle *h, const struct cb_request *request, uint64_t *idp,
-                      int *ringp)
+static int submit_one(struct cb_handle *h, struct cb_group *group, const struct cb_request *request,
+                      uint64_t *idp, int *ringp)
 {
     struct prepared p;
     int r = prepare(h, request, &p);
+    p.group = group;
     if (!r) {
         pthread_mutex_lock(&h->lock);
         r = send_locked(h, &p, idp, ringp);
@@ -374,6 +377,15 @@ static int submit_one(struct cb_handle *h, const struct cb_request *request, uin
     return r;
 }
 
+int cb_group_submit(struct cb_handle *h, struct cb_group *group, const struct cb_request *request,
+                    uint64_t *idp)
+{
+    int ring = 0, r = submit_one(h, group, request, idp, &ring);
+    if (ring)
+        cb_ring(h);
+    return r;
+}
+
 int cb_submit(struct cb_handle *h, const struct cb_request *request, uint64_t *idp)
 {
     int r = cb_enter(h), ring = 0;
@@ -381,7 +393,7 @@ int cb_submit(struct cb_handle *h, const struct cb_request *request, uint64_t *i
         *idp = 0;
     if (r || !request || !idp)
         return cb_fail(r ? r : CB_INVALID);
-    r = submit_one(h, request, idp, &ring);
+    r = submit_one(h, NULL, request, idp, &ring);
     if (ring)
         cb_ring(h);
     return r;
@@ -396,7 +408,7 @@ int cb_submit_many(struct cb_handle *h, const struct cb_request *requests, size_
     if (n)
         memset(ids, 0, n * sizeof(*ids));
     for (i = 0; i < n && !r; i++)
-        r = submit_one(h, &requests[i], &ids[i], &ring);
+        r = submit_one(h, NULL, &requests[i], &ids[i], &ring);
     if (ring)
         cb_ring(h);
     if (r && i == 1)
@@ -418,6 +430,7 @@ struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id)
 int cb_held_free_locked(struct cb_handle *h, struct cb_held *q)
 {
     cb_unlist_locked(h, q);
+    q->group = NULL;
     cb_text_free(q->text);
     q->text = NULL;
     q->ids = NULL;
@@ -444,6 +457,7 @@ int cb_release(struct cb_handle *h, uint64_t id)
             ring = cb_held_free_locked(h, q);
         } else {
             cb_unlist_locked(h, q);
+            q->group = NULL; /* which may be gone before it ends */
             q->abandoned = true;
             atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
             ring = cb_lane_client_cancel(h->lane, CB_ID_SLOT(id), CB_ID_GEN(id));

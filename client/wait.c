@@ -45,6 +45,13 @@ void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handled)
             wake_one(w);
 }
 
+void cb_wake_group_locked(struct cb_handle *h, const struct cb_group *group)
+{
+    for (struct cb_waiter *w = h->waiters; w; w = w->next)
+        if (w->want.kind == CB_WANT_GROUP && w->want.group == group)
+            wake_one(w);
+}
+
 void cb_wake_all_locked(struct cb_handle *h)
 {
     for (struct cb_waiter *w = h->waiters; w; w = w->next)
@@ -137,10 +144,12 @@ static struct cb_held *first_wanted(struct cb_handle *h, const struct cb_want *w
     struct cb_held *q;
     if (want->kind == CB_WANT_HANDLED)
         return h->ready_handlers.first;
+    if (want->kind == CB_WANT_GROUP)
+        return want->group->ready.first;
     if (!want->id)
         return h->ready.first;
     q = cb_held_find_locked(h, want->id);
-    return q && q->listed && !q->handler ? q : NULL;
+    return q && q->listed && !q->handler && !q->group ? q : NULL;
 }
 
 static bool is_there(struct cb_handle *h, const struct cb_want *want)
@@ -161,7 +170,7 @@ static int hopeless(struct cb_handle *h, const struct cb_want *want)
     q = cb_held_find_locked(h, want->id);
     if (!q || q->told)
         return CB_NOT_FOUND;
-    return q->handler ? CB_INVALID : 0;
+    return q->handler || q->group ? CB_INVALID : 0;
 }
 
 static void follow_locked(struct cb_handle *h, const struct cb_want *want, uint64_t ns)
@@ -262,6 +271,22 @@ static int wait_for(struct cb_handle *h, uint64_t id, struct cb_event *event,
     return r ? cb_fail(r) : 1;
 }
 
+int cb_group_wait(struct cb_handle *h, struct cb_group *group, struct cb_event *event,
+                  int64_t timeout_ms)
+{
+    const struct cb_want want = {.kind = CB_WANT_GROUP, .group = group};
+    int ring = 0, r;
+    pthread_mutex_lock(&h->lock);
+    r = cb_await_locked(h, &want, timeout_ms, &ring);
+    if (!r)
+        cb_take_locked(h, group->ready.first, event);
+    cb_pass_lead_locked(h);
+    pthread_mutex_unlock(&h->lock);
+    if (ring)
+        cb_ring(h);
+    return r ? cb_fail(r) : 1;
+}
+
 int cb_wait(struct cb_handle *h, uint64_t id, struct cb_event *event, int64_t timeout_ms)
 {
     int r = cb_enter(h);
@@ -311,7 +336,7 @@ int cb_set_handler(struct cb_handle *h, uint64_t id, cb_handler_fn *handler, voi
         return cb_fail(r);
     pthread_mutex_lock(&h->lock);
     q = cb_held_find_locked(h, id);
-    if (!q || q->told) {
+    if (!q || q->told || q->group) {
         r = CB_NOT_FOUND;
     } else if (!handler && q->flags & CB_AUTO_RELEASE) {
         r = CB_INVALID;

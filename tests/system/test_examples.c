@@ -103,3 +103,8 @@ Test(examples, threads)
 {
     several("examples/threads");
 }
+
+Test(examples, batch)
+{
+    several("examples/batch");
+}

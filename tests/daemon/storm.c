@@ -17,7 +17,7 @@
 
 #define ALONE UINT32_MAX /* number of what is no storm */
 
-enum { NEVER = UINT32_MAX, N_STOP_SETS = 4, N_BEGINNINGS = 3 };
+enum { NEVER = UINT32_MAX, N_STOP_SETS = 4, N_BEGINNINGS = 3, FAMILY_MAX = 4 };
 
 /* What a request gave. */
 struct answer {
@@ -31,6 +31,7 @@ struct job {
     struct sample_bias biases[8];
     struct sampler_wishes wishes;
     struct request_spec spec;
+    uint32_t n_family; /* it and the jobs behind it that go on from its prompt; 0: one of these */
     struct answer alone, got;
     /* Of this run: */
     struct request *r; /* NULL: not sent yet, or ended */
@@ -173,6 +174,17 @@ static void job_draw(struct storm *st, struct job *j, uint32_t i)
     wishes_draw(j, &random, n_good);
     s->priority = (uint8_t)draw(&random, draw(&random, 2) ? 256 : 2);
     s->uid = draw(&random, 3) == 0; /* two thirds are one user's */
+    j->n_family = draw(&random, 6) == 0 ? 1 + draw(&random, FAMILY_MAX) : 1;
+}
+
+/* Continuation k of another's prompt, whose lists it has in common with it. */
+static void job_continue(struct job *j, const struct job *parent, uint32_t k)
+{
+    *j = *parent;
+    j->n_family = 0;
+    j->spec.child_idx = k;
+    j->spec.owner = j;
+    j->spec.wishes = &j->wishes;
 }
 
 struct storm *storm_new(const struct storm_kind *kind)
@@ -188,8 +200,15 @@ struct storm *storm_new(const struct storm_kind *kind)
         for (int k = 0; k < 2; k++)
             cr_assert_eq(cb_stops_add(&st->stops[i], stops[i][k], strlen(stops[i][k])), 0);
     }
-    for (uint32_t i = 0; i < kind->n_requests; i++)
-        job_draw(st, &st->jobs[i], i);
+    for (uint32_t i = 0; i < kind->n_requests;) {
+        struct job *j = &st->jobs[i];
+        job_draw(st, j, i);
+        if (j->n_family > kind->n_requests - i)
+            j->n_family = kind->n_requests - i;
+        for (uint32_t k = 1; k < j->n_family; k++)
+            job_continue(j + k, j, k);
+        i += j->n_family;
+    }
     return st;
 }
 
@@ -363,9 +382,10 @@ static void run_end(struct storm *st, struct storm_counts *counts)
     counts->n_soft_resets += stats.n_soft_resets;
     counts->n_restores += stats.n_restores;
     counts->n_prefix_hits += stats.n_prefix_hits;
+    counts->n_forks += stats.n_forks;
 }
 
-static void submit(struct storm *st, struct job *j)
+static void job_begin(struct storm *st, struct job *j)
 {
     memset(&j->got, 0, sizeof j->got);
     j->n_ends = 0;
@@ -373,9 +393,22 @@ static void submit(struct storm *st, struct job *j)
     j->cancel_at = NEVER;
     if (st->number != ALONE && draw(&st->random, 6) == 0)
         j->cancel_at = draw(&st->random, 2) ? 1 + draw(&st->random, 12) : 0;
-    int r = engine_submit(st->engine, &j->spec, &j->r);
+}
+
+/* The job and n - 1 continuations behind it, as one. */
+static void submit(struct storm *st, struct job *j, uint32_t n)
+{
+    void *owners[FAMILY_MAX] = {NULL};
+    struct request *requests[FAMILY_MAX] = {NULL};
+    for (uint32_t i = 0; i < n; i++) {
+        job_begin(st, &j[i]);
+        owners[i] = &j[i];
+    }
+    int r = engine_submit_many(st->engine, &j->spec, n, owners, requests);
     if (r)
         fail(st, j, "refused: %d", r);
+    for (uint32_t i = 0; i < n; i++)
+        j[i].r = requests[i];
 }
 
 /* ---- alone ----------------------------------------------------------------------------------- */
@@ -414,7 +447,7 @@ void storm_alone(struct storm *st, struct storm_counts *counts)
     for (uint32_t i = 0; i < st->kind.n_requests; i++) {
         struct job *j = &st->jobs[i];
         run_begin(st, ALONE, &shape);
-        submit(st, j);
+        submit(st, j, 1);
         while (engine_step(st->engine) != ENGINE_IDLE)
             ;
         run_end(st, counts);
@@ -441,28 +474,33 @@ static void check_together(const struct storm *st, const struct job *j)
              j->alone.n);
 }
 
-static void shuffle(struct storm *st, uint32_t *order)
+/* Those that are no continuations, in an order that is drawn; how many. */
+static uint32_t shuffle(struct storm *st, uint32_t *order)
 {
-    for (uint32_t i = 0; i < st->kind.n_requests; i++) {
-        uint32_t k = draw(&st->random, i + 1);
-        order[i] = order[k];
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < st->kind.n_requests; i += st->jobs[i].n_family) {
+        uint32_t k = draw(&st->random, n + 1);
+        order[n++] = order[k];
         order[k] = i;
     }
+    return n;
 }
 
 void storm_rage(struct storm *st, uint32_t number, const struct storm_shape *shape,
                 struct storm_counts *counts)
 {
-    uint32_t order[STORM_REQUESTS], n = st->kind.n_requests, n_sent = 0;
+    uint32_t order[STORM_REQUESTS], n_sent = 0;
     run_begin(st, number, shape);
-    shuffle(st, order);
+    uint32_t n = shuffle(st, order);
     /* One now and then, sometimes many at once, and at once when nothing is left to do. */
     for (int r = ENGINE_IDLE; n_sent < n || r != ENGINE_IDLE;) {
         uint32_t n_now = draw(&st->random, 64) == 0  ? 1 + draw(&st->random, 60)
                          : draw(&st->random, 2) == 0 ? 1
                                                      : r == ENGINE_IDLE;
-        for (; n_now > 0 && n_sent < n; n_now--)
-            submit(st, &st->jobs[order[n_sent++]]);
+        for (; n_now > 0 && n_sent < n; n_now--, n_sent++) {
+            struct job *j = &st->jobs[order[n_sent]];
+            submit(st, j, j->n_family);
+        }
         r = engine_step(st->engine);
         if (draw(&st->random, 16) == 0)
             audit(st);
@@ -470,7 +508,7 @@ void storm_rage(struct storm *st, uint32_t number, const struct storm_shape *sha
             engine_populate_some(st->engine, 1);
     }
     run_end(st, counts);
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < st->kind.n_requests; i++) {
         const struct job *j = &st->jobs[i];
         check_together(st, j);
         counts->n_finishes[j->got.end.finish]++;

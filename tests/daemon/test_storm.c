@@ -85,6 +85,7 @@ static void check(const char *test, uint64_t seed, enum dtype kv_dtype, enum dty
     cr_expect_gt(counts.n_soft_resets, 0, "no cache was too small");
     cr_expect_gt(counts.n_restores, 0, "nothing was taken up again");
     cr_expect_gt(counts.n_prefix_hits, 0, "no block was shared");
+    cr_expect_gt(counts.n_forks, 0, "no prompt was continued twice");
     cr_expect_gt(counts.n_cut, 0, "no cancel came in between");
     cr_expect_gt(counts.n_scored, 0, "no prompt was scored");
 }
@@ -131,6 +132,7 @@ static void check_spoilt(const char *test, enum dtype kv_dtype, enum dtype dtype
     cr_expect_gt(counts.n_soft_resets, 0, "no cache was too small");
     cr_expect_gt(counts.n_restores, 0, "nothing was taken up again");
     cr_expect_gt(counts.n_prefix_hits, 0, "no block was shared");
+    cr_expect_gt(counts.n_forks, 0, "no prompt was continued twice");
 }
 
 Test(storm, what_is_not_finite_bf16)

@@ -94,6 +94,12 @@ for context in $contexts; do
 done
 table "$csv/contexts.csv"
 stop
+echo "== eight requests that decode beside a prompt: milliseconds between tokens"
+start --model "$model"
+echo "prompt_tokens,median_before,median_beside,p90,longest,prefill_s" >"$csv/gaps.csv"
+"$build/tests/bench_gap" $((${contexts##*:} - new)) >>"$csv/gaps.csv" || exit 1
+table "$csv/gaps.csv"
+stop
 echo "== four clients beside companions that die"
 "$here/harm.sh" "$build" $deaths
 echo "CSV: $csv"

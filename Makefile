@@ -109,8 +109,8 @@ $(OBJ)/%.o: %.c Makefile
 	$(Q)mkdir -p $(@D) && $(CC) $(BASE_CFLAGS) $(EXTRA_CFLAGS) $(CFLAGS) -c $< -o $@
 
 $(OBJ)/kernels/%.o: EXTRA_CFLAGS += $(KERNEL_CFLAGS)
-# The reference backend and the oracle run on one thread and its own memory: watching their loads finds nothing.
-$(OBJ)/kernels/reference/%.o $(OBJ)/tests/kernels/oracle%.o: \
+# The reference backend and the oracles run on one thread and its own memory: watching their loads finds nothing.
+$(OBJ)/kernels/reference/%.o $(OBJ)/tests/kernels/oracle%.o $(OBJ)/tests/kernels/contract%.o: \
     EXTRA_CFLAGS += $(if $(filter tsan,$(VARIANT)),-fno-sanitize=thread)
 $(OBJ)/tests/kernels/%.o: EXTRA_CFLAGS += -mfma
 

@@ -18,17 +18,18 @@ static void check_attention(struct pair *p, const struct attention_case *c)
     scene_open(&s, p, c, SCHEDULE_TOKENS);
     pair_unit_weight(p, s.w, s.n_cols, 1);
     for (int step = 0; step < N_STEPS; step++) {
-        struct tensor o[2];
+        struct tensor q[2], o[2];
         struct both x;
 
-        plan_step(&s.plan, schedule[step]);
-        x = pair_rows(p, s.plan.step.n_tokens, s.n_cols, c->kind);
-        scene_step(&s, &x, o);
-        check_rows(&o[0], &o[1], attention_limit(p, c->kv_dtype),
-                   "attention %s, step %d: heads %u/%u of %u, pages of %u, window %u, cap %g, "
-                   "sinks %d, kind %d",
-                   dtype_name(c->kv_dtype), step, c->n_heads, c->n_kv_heads, c->head_dim,
-                   c->page_size, c->window, (double)c->softcap, c->sinks, c->kind);
+        plan_step(&s.plan, schedules[c->schedule][step]);
+        x = scene_rows(&s);
+        scene_step(&s, &x, q, o);
+        check_rows(p, &o[0], &o[1], scene_path(&s),
+                   "attention %s, schedule %u, step %d: heads %u/%u of %u, pages of %u, window %u, "
+                   "cap %g, sinks %d, kinds %d %d",
+                   dtype_name(c->kv_dtype), c->schedule, step, c->n_heads, c->n_kv_heads,
+                   c->head_dim, c->page_size, c->window, (double)c->softcap, c->sinks, c->kind,
+                   c->v_kind);
         for (uint32_t i = 0; i < s.n_q; i++)
             cr_expect_eq(((float *)o[0].data)[i], 0, "attention: the row of padding is not 0");
         plan_free_behind(&s.plan, c->window);
@@ -41,67 +42,92 @@ static uint32_t page_fit(const struct ops_subject *s, uint32_t page_size)
     return (page_size + s->page_multiple - 1) / s->page_multiple * s->page_multiple;
 }
 
+static void check_cases(const struct ops_subject *subject, const struct attention_case *cases,
+                        size_t n, bool uncoded)
+{
+    for (size_t i = 0; i < n; i++) {
+        struct attention_case c = cases[i];
+        struct pair p;
+
+        c.page_size = page_fit(subject, c.page_size);
+        if (c.head_dim % subject->head_multiple)
+            continue;
+        pair_open(&p, subject);
+        p.uncoded = uncoded;
+        check_attention(&p, &c);
+        pair_close(&p);
+    }
+}
+
+#define N(cases) (sizeof cases / sizeof cases[0])
+
 void ops_check_attention(const struct ops_subject *subject)
 {
     static const struct attention_case cases[] = {
-        {4, 2, 32, 16, DTYPE_F32, 0, 0, false, INPUT_NORMAL},
-        {4, 2, 32, 16, DTYPE_BF16, 0, 0, false, INPUT_NORMAL},
-        {9, 3, 16, 4, DTYPE_BF16, 0, 0, false, INPUT_NORMAL},
-        {9, 3, 16, 256, DTYPE_F32, 0, 0, false, INPUT_NORMAL},
-        {1, 1, 64, 48, DTYPE_BF16, 100, 0, false, INPUT_NORMAL},
-        {2, 1, 80, 16, DTYPE_F32, 16, 0, false, INPUT_NORMAL},
-        {2, 1, 128, 256, DTYPE_BF16, 300, 30, false, INPUT_NORMAL},
-        {8, 1, 16, 32, DTYPE_F32, 0, 1.5f, true, INPUT_NORMAL},
-        {3, 3, 64, 7, DTYPE_BF16, 33, 0, true, INPUT_NORMAL},
-        {2, 2, 96, 16, DTYPE_BF16, 1, 0, false, INPUT_NORMAL},
-        {4, 2, 32, 16, DTYPE_F32, 0, 0, false, INPUT_DENORMAL},
-        {4, 2, 32, 16, DTYPE_BF16, 0, 0, true, INPUT_DENORMAL},
-        {4, 2, 32, 16, DTYPE_BF16, 0, 0, true, INPUT_ZERO},
-        {1, 1, 256, 16, DTYPE_F32, 0, 0, false, INPUT_NORMAL},
-        {4, 2, 32, 16, DTYPE_U8, 0, 0, false, INPUT_NORMAL},
-        {9, 3, 16, 4, DTYPE_U8, 0, 0, true, INPUT_NORMAL},
-        {3, 1, 64, 256, DTYPE_U8, 0, 0, false, INPUT_NORMAL},
-        {8, 1, 80, 48, DTYPE_U8, 100, 30, false, INPUT_NORMAL},
-        {2, 2, 96, 16, DTYPE_U8, 1, 0, false, INPUT_HEAVY},
-        {4, 2, 32, 16, DTYPE_U8, 0, 0, true, INPUT_DENORMAL},
-        {4, 2, 32, 16, DTYPE_U8, 0, 0, true, INPUT_ZERO},
-        {4, 2, 24, 16, DTYPE_U8, 0, 0, false, INPUT_OFFSET},
+        {4, 2, 32, 16, DTYPE_F32, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, MIXED},
+        {9, 3, 16, 256, DTYPE_F32, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {2, 1, 80, 16, DTYPE_F32, 16, 0, false, INPUT_NORMAL, INPUT_SPIKES, MIXED},
+        {8, 1, 16, 32, DTYPE_F32, 0, 1.5f, true, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {4, 2, 32, 16, DTYPE_F32, 0, 0, false, INPUT_DENORMAL, INPUT_DENORMAL, MIXED},
+        {1, 1, 256, 16, DTYPE_F32, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, ALONE},
+        {6, 2, 2, 48, DTYPE_F32, 17, 0, false, INPUT_NORMAL, INPUT_ROWS, EDGES},
+        {3, 1, 66, 16, DTYPE_F32, 257, 0, true, INPUT_TINY, INPUT_TINY, ALONE},
+        {2, 2, 34, 32, DTYPE_F32, 255, 0, false, INPUT_NORMAL, INPUT_LARGE, EDGES},
+        {2, 2, 64, 16, DTYPE_F32, 256, 0, false, INPUT_ZERO, INPUT_HEAVY, EDGES},
+        {4, 2, 32, 16, DTYPE_BF16, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {9, 3, 16, 4, DTYPE_BF16, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, MIXED},
+        {1, 1, 64, 48, DTYPE_BF16, 100, 0, false, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {2, 1, 128, 256, DTYPE_BF16, 300, 30, false, INPUT_NORMAL, INPUT_SPIKES, MIXED},
+        {3, 3, 64, 7, DTYPE_BF16, 33, 0, true, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {2, 2, 96, 16, DTYPE_BF16, 1, 0, false, INPUT_HEAVY, INPUT_HEAVY, MIXED},
+        {4, 2, 32, 16, DTYPE_BF16, 0, 0, true, INPUT_DENORMAL, INPUT_DENORMAL, EDGES},
+        {4, 2, 32, 16, DTYPE_BF16, 0, 0, true, INPUT_ZERO, INPUT_ZERO, MIXED},
+        {7, 1, 24, 16, DTYPE_BF16, 15, 0, false, INPUT_NORMAL, INPUT_LARGE, EDGES},
+        {5, 1, 2, 32, DTYPE_BF16, 16, 0, false, INPUT_NORMAL, INPUT_ROWS, MIXED},
+        {3, 1, 64, 48, DTYPE_BF16, 256, 0, false, INPUT_TINY, INPUT_OFFSET, EDGES},
+        {2, 1, 130, 16, DTYPE_BF16, 0, 0, true, INPUT_NORMAL, INPUT_NORMAL, ALONE},
+        {4, 1, 64, 256, DTYPE_BF16, 257, 0, false, INPUT_NORMAL, INPUT_NORMAL, ALONE},
+        {4, 2, 32, 16, DTYPE_U8, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {9, 3, 16, 4, DTYPE_U8, 0, 0, true, INPUT_NORMAL, INPUT_NORMAL, MIXED},
+        {3, 1, 64, 256, DTYPE_U8, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, ALONE},
+        {8, 1, 80, 48, DTYPE_U8, 100, 30, false, INPUT_NORMAL, INPUT_SPIKES, EDGES},
+        {2, 2, 96, 16, DTYPE_U8, 1, 0, false, INPUT_HEAVY, INPUT_HEAVY, MIXED},
+        {4, 2, 32, 16, DTYPE_U8, 0, 0, true, INPUT_DENORMAL, INPUT_DENORMAL, EDGES},
+        {4, 2, 32, 16, DTYPE_U8, 0, 0, true, INPUT_ZERO, INPUT_ZERO, MIXED},
+        {4, 2, 24, 16, DTYPE_U8, 0, 0, false, INPUT_OFFSET, INPUT_OFFSET, EDGES},
+        {6, 2, 2, 32, DTYPE_U8, 17, 0, false, INPUT_NORMAL, INPUT_ROWS, EDGES},
+        {1, 1, 128, 48, DTYPE_U8, 255, 0, false, INPUT_NORMAL, INPUT_LARGE, MIXED},
+        {2, 1, 40, 16, DTYPE_U8, 257, 0, true, INPUT_TINY, INPUT_TINY, ALONE},
+        {3, 1, 7, 5, DTYPE_BF16, 50, 0, false, INPUT_NORMAL, INPUT_NORMAL, MIXED},
+        {3, 1, 7, 5, DTYPE_U8, 50, 0, false, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {2, 2, 1, 5, DTYPE_F32, 5, 0, false, INPUT_NORMAL, INPUT_NORMAL, EDGES},
     };
     /* What codes cost, with nothing but the written values as the measure. */
     static const struct attention_case coded[] = {
-        {3, 1, 64, 256, DTYPE_U8, 0, 0, false, INPUT_NORMAL},
-        {2, 1, 128, 16, DTYPE_U8, 0, 0, false, INPUT_NORMAL},
-        {2, 1, 32, 16, DTYPE_U8, 1, 0, false, INPUT_NORMAL},
+        {3, 1, 64, 256, DTYPE_U8, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, MIXED},
+        {2, 1, 128, 16, DTYPE_U8, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {2, 1, 32, 16, DTYPE_U8, 1, 0, false, INPUT_NORMAL, INPUT_NORMAL, MIXED},
     };
-    struct pair p;
+    /* Scores so large that one key takes all: which one is up to a rounding of q, but for whoever
+     * rounds the same. */
+    static const struct attention_case extreme[] = {
+        {4, 2, 32, 16, DTYPE_F32, 0, 0, false, INPUT_SPIKES, INPUT_SPIKES, EDGES},
+        {4, 2, 32, 16, DTYPE_BF16, 0, 0, true, INPUT_SPIKES, INPUT_ROWS, EDGES},
+        {4, 2, 32, 16, DTYPE_U8, 0, 0, true, INPUT_SPIKES, INPUT_SPIKES, EDGES},
+        {3, 1, 80, 32, DTYPE_F32, 16, 15, false, INPUT_ROWS, INPUT_ROWS, MIXED},
+        {3, 1, 80, 32, DTYPE_BF16, 256, 15, false, INPUT_ROWS, INPUT_SPIKES, EDGES},
+        {3, 1, 80, 48, DTYPE_U8, 257, 0, false, INPUT_ROWS, INPUT_ROWS, EDGES},
+        {2, 1, 64, 16, DTYPE_F32, 0, 0, true, INPUT_LARGE, INPUT_LARGE, ALONE},
+        {2, 1, 64, 16, DTYPE_BF16, 0, 0, false, INPUT_LARGE, INPUT_HEAVY, ALONE},
+        {2, 1, 64, 16, DTYPE_U8, 0, 0, false, INPUT_HEAVY, INPUT_LARGE, ALONE},
+        {4, 2, 32, 16, DTYPE_U8, 0, 0, false, INPUT_BOTTOM, INPUT_BOTTOM, EDGES},
+    };
 
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        struct attention_case c = cases[i];
-
-        c.page_size = page_fit(subject, c.page_size);
-        pair_open(&p, subject);
-        check_attention(&p, &c);
-        pair_close(&p);
-    }
-    for (size_t i = 0; i < sizeof coded / sizeof coded[0]; i++) {
-        struct attention_case c = coded[i];
-
-        c.page_size = page_fit(subject, c.page_size);
-        pair_open(&p, subject);
-        p.uncoded = true;
-        check_attention(&p, &c);
-        pair_close(&p);
-    }
-    if (subject->dim_multiple == 1) {
-        const struct attention_case odd[] = {{3, 1, 7, 5, DTYPE_BF16, 50, 0, false, INPUT_NORMAL},
-                                             {3, 1, 7, 5, DTYPE_U8, 50, 0, false, INPUT_NORMAL}};
-
-        for (int i = 0; i < 2; i++) {
-            pair_open(&p, subject);
-            check_attention(&p, &odd[i]);
-            pair_close(&p);
-        }
-    }
+    check_cases(subject, cases, N(cases), false);
+    if (subject->limits)
+        check_cases(subject, coded, N(coded), true);
+    else
+        check_cases(subject, extreme, N(extreme), false);
 }
 
 /* ---- pages with a past ----------------------------------------------------------------------- */
@@ -111,18 +137,18 @@ static void check_cleared(struct scene *s)
 {
     static const uint32_t one[SEQS_MAX] = {0, 0, 0, 0, 0, 1};
     struct plan *plan = &s->plan;
-    struct tensor o[2];
+    struct tensor q[2], o[2];
     struct both x;
 
     for (int round = 0; round < 2; round++) {
         plan_step(plan, one);
-        x = pair_rows(s->p, plan->step.n_tokens, s->n_cols, INPUT_NORMAL);
+        x = scene_rows(s);
         for (int i = 0; round && i < 2; i++) {
             for (uint32_t page = 0; page < plan->n_table[5]; page++)
                 s->p->side[i].ops->kv_clear(s->kv[i], plan->tables[5][page]);
         }
         plan->slots[1] = round ? KERNELS_NO_SLOT : plan->slots[1];
-        scene_step(s, &x, o);
+        scene_step(s, &x, q, o);
         for (uint32_t i = 0; i < s->n_q; i++)
             cr_expect_eq(((float *)((char *)o[0].data + o[0].stride_bytes))[i] == 0, round,
                          "attention over a cleared page, value %u", i);
@@ -134,10 +160,13 @@ static void check_cleared(struct scene *s)
 void ops_check_reused_pages(const struct ops_subject *subject)
 {
     for (size_t type = 0; type < N_KV_TYPES; type++) {
-        const struct attention_case c = {4, 2,     32, page_fit(subject, 16), kv_types[type], 0,
-                                         0, false, 0};
+        const struct attention_case c = {.n_heads = 4,
+                                         .n_kv_heads = 2,
+                                         .head_dim = 32,
+                                         .page_size = page_fit(subject, 16),
+                                         .kv_dtype = kv_types[type]};
         static const uint32_t first[SEQS_MAX] = {40, 70}, second[SEQS_MAX] = {0, 0, 21, 1, 39};
-        struct tensor o[2];
+        struct tensor q[2], o[2];
         struct scene s;
         struct both x;
         struct pair p;
@@ -147,12 +176,12 @@ void ops_check_reused_pages(const struct ops_subject *subject)
         scene_open(&s, &p, &c, 120);
         pair_unit_weight(&p, s.w, s.n_cols, 1);
         plan_step(&s.plan, first);
-        x = pair_rows(&p, s.plan.step.n_tokens, s.n_cols, INPUT_NORMAL);
+        x = scene_rows(&s);
         for (int i = 0; i < 2; i++) {
             for (size_t j = 0; j < s.plan.step.n_tokens * pair_stride(s.n_cols); j++)
                 x.data[i][j] = j % 3 ? NAN : INFINITY;
         }
-        scene_step(&s, &x, o);
+        scene_step(&s, &x, q, o);
         n_taken = s.plan.n_taken;
         for (uint32_t page = 0; page < n_taken; page++) {
             for (int i = 0; i < 2; i++)
@@ -161,9 +190,9 @@ void ops_check_reused_pages(const struct ops_subject *subject)
         s.plan.n_taken = 0;
         for (int step = 0; step < 2; step++) {
             plan_step(&s.plan, second);
-            x = pair_rows(&p, s.plan.step.n_tokens, s.n_cols, INPUT_NORMAL);
-            scene_step(&s, &x, o);
-            check_rows(&o[0], &o[1], attention_limit(&p, c.kv_dtype),
+            x = scene_rows(&s);
+            scene_step(&s, &x, q, o);
+            check_rows(&p, &o[0], &o[1], scene_path(&s),
                        "attention over pages taken again, step %d", step);
         }
         check_cleared(&s);
@@ -172,47 +201,57 @@ void ops_check_reused_pages(const struct ops_subject *subject)
     }
 }
 
-/* A sequence goes on from copies of another's pages: the same bits. */
+static void check_copied(const struct ops_subject *subject, enum dtype kv_dtype, uint32_t n_prompt)
+{
+    const struct attention_case c = {.n_heads = 4,
+                                     .n_kv_heads = 2,
+                                     .head_dim = 32,
+                                     .page_size = page_fit(subject, 16),
+                                     .kv_dtype = kv_dtype};
+    const uint32_t prompt[SEQS_MAX] = {n_prompt}, both[SEQS_MAX] = {1, 1};
+    struct page_copy copies[PAGES_MAX];
+    struct plan *plan;
+    struct scene s;
+    struct tensor q[2], o[2];
+    struct both x;
+    struct pair p;
+
+    pair_open(&p, subject);
+    scene_open(&s, &p, &c, 120);
+    pair_unit_weight(&p, s.w, s.n_cols, 1);
+    plan = &s.plan;
+    plan_step(plan, prompt);
+    x = scene_rows(&s);
+    scene_step(&s, &x, q, o);
+    plan_grow(plan, 1, n_prompt);
+    plan->n_past[1] = n_prompt;
+    for (uint32_t i = 0; i < plan->n_table[1]; i++)
+        copies[i] = (struct page_copy){plan->tables[0][i], plan->tables[1][i]};
+    for (int i = 0; i < 2; i++)
+        cr_assert_eq(p.side[i].ops->kv_copy(s.kv[i], copies, plan->n_table[1]), 0);
+    for (int step = 0; step < 20; step++) {
+        plan_step(plan, both);
+        x = scene_rows(&s);
+        for (int i = 0; i < 2; i++)
+            memcpy(x.data[i] + 2 * pair_stride(s.n_cols), x.data[i] + pair_stride(s.n_cols),
+                   s.n_cols * sizeof(float));
+        scene_step(&s, &x, q, o);
+        check_rows(&p, &o[0], &o[1], scene_path(&s), "attention, copies of %u keys", n_prompt);
+        cr_expect_arr_eq((char *)o[0].data + o[0].stride_bytes,
+                         (char *)o[0].data + 2 * o[0].stride_bytes, s.n_q * sizeof(float),
+                         "attention over copied pages differs");
+    }
+    scene_close(&s);
+    pair_close(&p);
+}
+
+/* A sequence goes on from copies of another's pages, of which the last is full or is not: the same
+ * bits. */
 void ops_check_copied_pages(const struct ops_subject *subject)
 {
     for (size_t type = 0; type < N_KV_TYPES; type++) {
-        const struct attention_case c = {4, 2,     32, page_fit(subject, 16), kv_types[type], 0,
-                                         0, false, 0};
-        static const uint32_t prompt[SEQS_MAX] = {37}, both[SEQS_MAX] = {1, 1};
-        struct page_copy copies[PAGES_MAX];
-        struct plan *plan;
-        struct scene s;
-        struct tensor o[2];
-        struct both x;
-        struct pair p;
-
-        pair_open(&p, subject);
-        scene_open(&s, &p, &c, 120);
-        pair_unit_weight(&p, s.w, s.n_cols, 1);
-        plan = &s.plan;
-        plan_step(plan, prompt);
-        x = pair_rows(&p, plan->step.n_tokens, s.n_cols, INPUT_NORMAL);
-        scene_step(&s, &x, o);
-        plan_grow(plan, 1, 37);
-        plan->n_past[1] = 37;
-        for (uint32_t i = 0; i < plan->n_table[1]; i++)
-            copies[i] = (struct page_copy){plan->tables[0][i], plan->tables[1][i]};
-        for (int i = 0; i < 2; i++)
-            cr_assert_eq(p.side[i].ops->kv_copy(s.kv[i], copies, plan->n_table[1]), 0);
-        for (int step = 0; step < 20; step++) {
-            plan_step(plan, both);
-            x = pair_rows(&p, plan->step.n_tokens, s.n_cols, INPUT_NORMAL);
-            for (int i = 0; i < 2; i++)
-                memcpy(x.data[i] + 2 * pair_stride(s.n_cols), x.data[i] + pair_stride(s.n_cols),
-                       s.n_cols * sizeof(float));
-            scene_step(&s, &x, o);
-            check_rows(&o[0], &o[1], attention_limit(&p, c.kv_dtype), "attention, copies");
-            cr_expect_arr_eq((char *)o[0].data + o[0].stride_bytes,
-                             (char *)o[0].data + 2 * o[0].stride_bytes, s.n_q * sizeof(float),
-                             "attention over copied pages differs");
-        }
-        scene_close(&s);
-        pair_close(&p);
+        for (uint32_t n_prompt = 31; n_prompt <= 33; n_prompt++)
+            check_copied(subject, kv_types[type], n_prompt);
     }
 }
 
@@ -228,7 +267,7 @@ static void check_lone_nan(const struct ops_subject *subject, uint32_t col)
                                      .page_size = page_fit(subject, 16),
                                      .kv_dtype = DTYPE_U8};
     struct both x, bias;
-    struct tensor o[2];
+    struct tensor q[2], o[2];
     struct scene s;
     struct pair p;
 
@@ -238,15 +277,15 @@ static void check_lone_nan(const struct ops_subject *subject, uint32_t col)
     bias = pair_floats(&p, s.n_cols, NULL);
     for (int i = 0; i < 2; i++) {
         bias.data[i][col] = NAN;
-        s.bias[i] = bias.data[i];
+        s.qkv[i].bias = bias.data[i];
     }
     plan_step(&s.plan, first);
-    x = pair_rows(&p, s.plan.step.n_tokens, s.n_cols, INPUT_NORMAL);
-    scene_step(&s, &x, o);
-    s.bias[0] = s.bias[1] = NULL;
+    x = scene_rows(&s);
+    scene_step(&s, &x, q, o);
+    s.qkv[0].bias = s.qkv[1].bias = NULL;
     plan_step(&s.plan, second);
-    x = pair_rows(&p, s.plan.step.n_tokens, s.n_cols, INPUT_NORMAL);
-    scene_step(&s, &x, o);
+    x = scene_rows(&s);
+    scene_step(&s, &x, q, o);
     for (uint32_t r = 0; r < s.plan.step.n_tokens; r++) {
         const float *row = (const float *)((const char *)o[0].data + r * o[0].stride_bytes);
 
@@ -280,7 +319,7 @@ void ops_check_poisoned_keys(const struct ops_subject *subject)
                                          .head_dim = 32,
                                          .page_size = page_fit(subject, 16),
                                          .kv_dtype = DTYPE_U8};
-        struct tensor o[2];
+        struct tensor q[2], o[2];
         struct scene s;
         struct both x;
         struct pair p;
@@ -289,14 +328,14 @@ void ops_check_poisoned_keys(const struct ops_subject *subject)
         scene_open(&s, &p, &c, 120);
         pair_unit_weight(&p, s.w, s.n_cols, 4);
         plan_step(&s.plan, counts);
-        x = pair_rows(&p, s.plan.step.n_tokens, s.n_cols, INPUT_NORMAL);
+        x = scene_rows(&s);
         for (int side = 0; side < 2; side++) {
             float *row = x.data[side] + ROW * pair_stride(s.n_cols);
 
             row[cases[i].col] = cases[i].a;
             row[cases[i].col + 1] = cases[i].b;
         }
-        scene_step(&s, &x, o);
+        scene_step(&s, &x, q, o);
         for (uint32_t r = 0; r < s.plan.step.n_tokens; r++) {
             const float *row = (const float *)((const char *)o[0].data + r * o[0].stride_bytes);
 

@@ -1,44 +1,13 @@
 #include "tests/kernels/ops_common.h"
 
 #include <criterion/criterion.h>
+#include <errno.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "kernels/numeric.h"
 #include "tests/kernels/ops_side.h"
-
-/* stored_u8: a step of a head's codes is 1/255 of its range, which is 5 to 7 times its rms: up to
- * 1/36 of it. Two roundings to different codes are off by a step at most, and in the mean square by
- * 2/12 of its square. */
-const struct ops_limits ops_limits_f32 = {
-    .norm = {1e-12, 1e-5},
-    .linear = {1e-11, 1e-4},
-    .quantised = {1e-11, 1e-4},
-    .quantised_heavy = {1e-11, 1e-4},
-    .gated = {1e-11, 1e-4},
-    .gated_quantised = {1e-11, 1e-4},
-    .stored_bf16 = {5e-6, 1.0 / 128},
-    .stored_u8 = {2e-4, 1.0 / 32},
-    .attention_f32 = {1e-11, 1e-5},
-    .attention_bf16 = {1e-11, 1e-5},
-    .attention_u8 = {2e-4, 0.08},
-};
-
-const struct ops_limits ops_limits_cpu = {
-    .norm = {1e-12, 1e-5},
-    .linear = {1e-11, 1e-4},
-    .quantised = {1e-4, 0.06},
-    .quantised_heavy = {5e-4, 0.12},
-    .gated = {1e-11, 1e-4},
-    .gated_quantised = {1e-3, 0.25},
-    .stored_bf16 = {5e-6, 1.0 / 128},
-    .stored_u8 = {2e-4, 1.0 / 32},
-    .attention_f32 = {1e-11, 1e-5},
-    .attention_bf16 = {5e-5, 0.03},
-    .attention_u8 = {2e-4, 0.08},
-};
 
 uint32_t ops_random(uint64_t *state)
 {
@@ -61,12 +30,17 @@ bool dtype_is_quantised(enum dtype t)
     return t == DTYPE_Q4_0 || t == DTYPE_Q4_1 || t == DTYPE_Q8_0;
 }
 
+uint32_t cols_fit(enum dtype t, uint32_t n_cols)
+{
+    return dtype_is_quantised(t) ? (n_cols + 31) / 32 * 32 : n_cols;
+}
+
 void pair_open(struct pair *p, const struct ops_subject *subject)
 {
     const struct stream_shape shape = {
-        .max_tokens = 320,
+        .max_tokens = 1000,
         .max_seqs = 16,
-        .max_outputs = 320,
+        .max_outputs = 1000,
         .max_cols = 1600,
         .n_vocab = 5120,
         .n_heads = 16,
@@ -136,21 +110,41 @@ size_t pair_stride(uint32_t n_cols)
     return (n_cols + 15) / 16 * 16 + 16;
 }
 
-static float random_input(struct pair *p, uint32_t col, enum input kind)
+/* By its bits: arithmetic would flush it. */
+static float random_denormal(struct pair *p)
 {
+    return numeric_from_bits(ops_random(&p->random) & 0x807fffff);
+}
+
+static float random_input(struct pair *p, uint32_t row, uint32_t col, enum input kind)
+{
+    static const enum input kinds[] = {INPUT_NORMAL, INPUT_ZERO,  INPUT_SPIKES, INPUT_DENORMAL,
+                                       INPUT_TINY,   INPUT_LARGE, INPUT_HEAVY};
     double x = ops_random_normal(&p->random);
+    uint32_t chance = ops_random(&p->random);
 
     switch (kind) {
     case INPUT_HEAVY:
         return (float)(col % 97 == 5 ? 20 * x : x);
+    case INPUT_SPIKES:
+        return (float)(chance % 50 ? x : 1000 * x);
     case INPUT_DENORMAL:
-        return (float)(ops_random(&p->random) % 3 ? x : x * 1e-40);
+        return chance % 3 ? (float)x : random_denormal(p);
     case INPUT_TINY:
         return (float)(x * 1e-25);
+    case INPUT_LARGE:
+        return (float)(x * 1e15);
     case INPUT_OFFSET:
         return (float)(x / 10 + 3);
     case INPUT_ZERO:
-        return 0;
+        return chance % 2 ? 0.0f : -0.0f;
+    case INPUT_EXTREME:
+        return (row * 31 + col / 32) * 2654435761u >> 31 ? 1.0f : -1.0f;
+    case INPUT_BOTTOM:
+        x = fmax(-1, fmin(x, 1)); /* so that the largest of a group is a power of 2 */
+        return (float)ldexp(x, -95 - (int)((row * 31 + col / 32) * 2654435761u >> 28));
+    case INPUT_ROWS:
+        return random_input(p, row, col, kinds[row % (sizeof kinds / sizeof kinds[0])]);
     default:
         return (float)x;
     }
@@ -164,7 +158,7 @@ struct both pair_rows(struct pair *p, uint32_t n_rows, uint32_t n_cols, enum inp
 
     for (uint32_t r = 0; r < n_rows; r++) {
         for (uint32_t c = 0; c < n_cols; c++)
-            values[r * stride + c] = random_input(p, c, kind);
+            values[r * stride + c] = random_input(p, r, c, kind);
     }
     b = pair_floats(p, n_rows * stride, values);
     free(values);
@@ -177,51 +171,61 @@ struct tensor pair_tensor(const struct both *b, int side, uint32_t n_rows, uint3
                            pair_stride(n_cols) * sizeof(float)};
 }
 
+/* A half of either sign with an exponent in that range; now and then it is denormal, or 0. */
 static uint16_t random_half(struct pair *p, uint32_t exponent_min, uint32_t exponent_max)
 {
     uint32_t exponent = exponent_min + ops_random(&p->random) % (exponent_max - exponent_min + 1);
+    uint32_t chance = ops_random(&p->random) % 50, fraction = ops_random(&p->random) >> 22;
+    uint32_t sign = ops_random(&p->random) & 0x8000;
 
-    return (uint16_t)(exponent << 10 | ops_random(&p->random) >> 22);
+    if (chance < 2)
+        return (uint16_t)(chance ? sign : sign | fraction);
+    return (uint16_t)(sign | exponent << 10 | fraction);
 }
 
-/* Values about 0.05; every fiftieth block has a denormal scale. */
-static void random_block(struct pair *p, uint8_t *out, enum dtype t)
+/* A value about 0.05, likewise. */
+static float random_weight(struct pair *p)
 {
     float x = (float)(ops_random_normal(&p->random) * 0.05);
-    uint32_t bits, n = (uint32_t)dtype_row_bytes(t, dtype_is_quantised(t) ? 32 : 1);
-    uint16_t d, m;
-    bool denormal = ops_random(&p->random) % 50 == 0;
+    uint32_t chance = ops_random(&p->random) % 50, sign = numeric_bits(x) & 0x80000000;
+
+    if (chance < 2)
+        return chance ? numeric_from_bits(sign) : random_denormal(p);
+    return x;
+}
+
+/* Values about 0.05. */
+static void random_block(struct pair *p, uint8_t *out, enum dtype t)
+{
+    uint32_t n = (uint32_t)dtype_row_bytes(t, dtype_is_quantised(t) ? 32 : 1);
+    float x = random_weight(p);
+    uint16_t half[2] = {(uint16_t)(numeric_bits(x) >> 16), 0};
 
     for (uint32_t i = 0; i < n; i++)
         out[i] = (uint8_t)(ops_random(&p->random) >> 8);
-    memcpy(&bits, &x, sizeof bits);
+    if (p->extreme && ops_random(&p->random) % 2)
+        memset(out, t == DTYPE_Q8_0 ? 0x7f : 0xff, n);
+    else if (p->extreme)
+        memset(out, t == DTYPE_Q8_0 ? 0x80 : 0x00, n);
     switch (t) {
     case DTYPE_F32:
         memcpy(out, &x, sizeof x);
-        break;
+        return;
     case DTYPE_BF16:
-        d = (uint16_t)(bits >> 16);
-        memcpy(out, &d, sizeof d);
         break;
     case DTYPE_F16:
-        d = (uint16_t)(random_half(p, denormal ? 0 : 6, denormal ? 0 : 10) |
-                       (ops_random(&p->random) & 0x8000));
-        memcpy(out, &d, sizeof d);
+        half[0] = random_half(p, 6, 10);
         break;
     case DTYPE_Q8_0: /* 127 * 2^-11 */
-        d = denormal ? random_half(p, 0, 0) : random_half(p, 2, 4);
-        memcpy(out, &d, sizeof d);
+        half[0] = random_half(p, 2, 4);
         break;
     default: /* 15 * 2^-8 */
-        d = denormal ? random_half(p, 0, 0) : random_half(p, 5, 7);
-        memcpy(out, &d, sizeof d);
-        if (t == DTYPE_Q4_1) {
-            /* About -7.5 d: one exponent step is a factor of 2, so 3 steps up. */
-            m = (uint16_t)(denormal ? d : (d + (3u << 10)) | 0x8000);
-            memcpy(out + 2, &m, sizeof m);
-        }
+        half[0] = random_half(p, 5, 7);
+        /* Of Q4_1, about -7.5 d: one exponent step is a factor of 2, so 3 steps up. */
+        half[1] = (half[0] & 0x7c00 ? half[0] + (3u << 10) : half[0]) ^ 0x8000;
         break;
     }
+    memcpy(out, half, t == DTYPE_Q4_1 ? 4 : 2);
 }
 
 /* The same weight brought by weight_fill, `step` rows at a time, the last first: so that pieces
@@ -301,47 +305,51 @@ void pair_weight_free(struct pair *p, struct weight *weights[2])
         p->side[i].ops->weight_free(weights[i]);
 }
 
-void check_rows(const struct tensor *got, const struct tensor *want, const struct ops_limit *limit,
-                const char *what, ...)
+/* ---- refusals -------------------------------------------------------------------------------- */
+
+static void refused(const struct side *s, int expected, int r, const char *why, const char *what)
 {
-    double error = 0, power = 0, largest = 0, rms, n = (double)want->n_rows * want->n_cols;
-    /* A few values may all be small by cancellation, which no error of their terms follows. */
-    double ease = n < 16 ? 10 : 1;
-    char text[160];
-    bool same_kind = true;
-    va_list ap;
+    cr_expect_eq(r, expected, "%s with %s: %d", s->ops->name, what, r);
+    cr_expect(why && strlen(why) > 5, "%s with %s gives no reason", s->ops->name, what);
+}
 
-    va_start(ap, what);
-    vsnprintf(text, sizeof text, what, ap);
-    va_end(ap);
-    for (uint32_t r = 0; r < want->n_rows; r++) {
-        const float *b = (const float *)((const char *)want->data + r * want->stride_bytes);
+void ops_check_refusals(const struct ops_subject *subject)
+{
+    static const float data[64 * 64];
+    struct weight_part f32 = {data, DTYPE_F32, 2}, q4 = {data, DTYPE_Q4_0, 2};
+    struct weight_part longer = {data, DTYPE_F32, 3};
+    struct kv_shape shape = {1, 1, 16, 16, 4, DTYPE_F16};
+    struct backend_config config = {.isa = "no such set"};
+    struct backend *b = NULL;
+    struct weight *w;
+    struct kv *kv;
+    struct pair p;
+    const char *why = NULL;
+    struct side *s = &p.side[0];
+    int r;
 
-        for (uint32_t c = 0; c < want->n_cols; c++)
-            power += (double)b[c] * (double)b[c];
-    }
-    rms = sqrt(power / n);
-    for (uint32_t r = 0; r < want->n_rows; r++) {
-        const float *a = (const float *)((const char *)got->data + r * got->stride_bytes);
-        const float *b = (const float *)((const char *)want->data + r * want->stride_bytes);
-        double row_power = 0, row_largest = 0;
-
-        for (uint32_t c = 0; c < want->n_cols; c++) {
-            double d = (double)a[c] - (double)b[c];
-
-            same_kind = same_kind && isfinite(a[c]) && isfinite(b[c]);
-            error += d * d;
-            row_power += (double)b[c] * (double)b[c];
-            row_largest = fmax(row_largest, fabs(d));
-        }
-        /* Rows that average few keys are larger than the others, and so are their errors. */
-        largest = fmax(largest, row_largest / fmax(rms, sqrt(row_power / want->n_cols)));
-    }
-    cr_expect(same_kind, "%s: not finite", text);
-    if (power == 0)
-        cr_expect(error == 0, "%s: should be all zeros, largest %g", text, largest);
-    else
-        cr_expect(error <= limit->nmse * ease * ease * power && largest <= limit->max * ease,
-                  "%s: NMSE %.3g (limit %.3g), largest error %.3g rms (limit %.3g)", text,
-                  error / power, limit->nmse * ease * ease, largest, limit->max * ease);
+    pair_open(&p, subject);
+    r = s->ops->open(&b, &config, &why);
+    refused(s, -ENOTSUP, r, why, "an unknown instruction set");
+    why = NULL;
+    r = s->ops->weight_new(s->backend, &w, &(struct weight_spec){"a", WEIGHT_LINEAR, 48, 1, {q4}},
+                           &why);
+    refused(s, -EINVAL, r, why, "48 columns of Q4_0");
+    why = NULL;
+    r = s->ops->weight_new(s->backend, &w,
+                           &(struct weight_spec){"a", WEIGHT_GATE_UP, 32, 2, {f32, longer}}, &why);
+    refused(s, -EINVAL, r, why, "gate and up of different shape");
+    why = NULL;
+    r = s->ops->weight_new(s->backend, &w,
+                           &(struct weight_spec){"a", WEIGHT_EMBED, 32, 2, {f32, f32}}, &why);
+    refused(s, -EINVAL, r, why, "an embedding in two parts");
+    why = NULL;
+    r = s->ops->kv_new(s->backend, &kv, &shape, &why);
+    refused(s, -EINVAL, r, why, "keys in F16");
+    shape.dtype = DTYPE_BF16;
+    shape.page_size = subject->page_multiple > 1 ? subject->page_multiple + 1 : 3;
+    why = NULL;
+    r = s->ops->kv_new(s->backend, &kv, &shape, &why);
+    refused(s, -EINVAL, r, why, "an odd page size");
+    pair_close(&p);
 }

@@ -18,14 +18,14 @@ static void check_same(const struct tensor *got, const struct tensor *want, cons
                   "%s, %s: row %u of %u differs", what, dtype_name(t), i, want->n_rows);
 }
 
-static void check_gate_up(struct pair *p, enum dtype t, uint32_t n_tokens)
+static void check_gate_up(struct pair *p, enum dtype t, uint32_t n_tokens, enum input kind)
 {
     enum { N_COLS = 64, N_H = 160 };
     static const uint32_t h_rows[] = {N_H, N_H}, out_rows[] = {N_OUT};
     const enum dtype dtypes[] = {t, t};
     const struct backend_ops *ops = p->side[0].ops;
     struct stream *s = p->side[0].stream;
-    struct both x = pair_rows(p, n_tokens, N_COLS, INPUT_HEAVY);
+    struct both x = pair_rows(p, n_tokens, N_COLS, kind);
     struct both other = pair_rows(p, n_tokens, N_COLS, INPUT_NORMAL);
     struct both h = pair_rows(p, n_tokens, N_H, INPUT_NORMAL);
     struct both y[2] = {pair_rows(p, n_tokens, N_OUT, INPUT_NORMAL),
@@ -72,22 +72,20 @@ static void check_attention(struct pair *p, const struct attention_case *c, enum
     pair_weight(p, out, WEIGHT_LINEAR, scene.n_q, 1, out_rows, &t);
     for (int step = 0; step < N_STEPS; step++) {
         struct attention_args args;
-        struct tensor o[2], q, ty[2];
+        struct tensor o[2], q[2], ty[2];
         struct both x, y[2];
         uint32_t n;
 
-        plan_step(&scene.plan, schedule[step]);
+        plan_step(&scene.plan, schedules[c->schedule][step]);
         n = scene.plan.step.n_tokens;
-        x = pair_rows(p, n, scene.n_cols, c->kind);
-        scene_step(&scene, &x, o);
-        q = pair_tensor(&x, 0, n, scene.n_cols); /* by the unit weight q is the first part of x */
-        q.n_cols = scene.n_q;
+        x = scene_rows(&scene);
+        scene_step(&scene, &x, q, o);
         args = scene_attention(&scene, 0);
         for (int i = 0; i < 2; i++) {
             y[i] = pair_rows(p, n, N_OUT, INPUT_NORMAL);
             ty[i] = pair_tensor(&y[i], 0, n, N_OUT);
             args.next = i ? out[0] : NULL;
-            cr_assert_eq(ops->attention(s, &o[0], &q, scene.kv[0], &args), 0);
+            cr_assert_eq(ops->attention(s, &o[0], &q[0], scene.kv[0], &args), 0);
             cr_assert_eq(ops->linear(s, &ty[i], &o[0], out[0], NULL), 0);
         }
         check_same(&ty[1], &ty[0], "attention", t);
@@ -98,17 +96,18 @@ static void check_attention(struct pair *p, const struct attention_case *c, enum
 
 void ops_check_next(const struct ops_subject *subject)
 {
-    static const uint32_t n_tokens[] = {1, 7, 8, 13, 41};
+    static const uint32_t n_tokens[] = {1, 7, 8, 9, 17, 41, 129};
     static const struct attention_case cases[] = {
-        {4, 2, 32, 16, DTYPE_BF16, 0, 0, false, INPUT_NORMAL},
-        {2, 1, 80, 32, DTYPE_F32, 100, 0, true, INPUT_NORMAL},
+        {4, 2, 32, 16, DTYPE_BF16, 0, 0, false, INPUT_NORMAL, INPUT_NORMAL, MIXED},
+        {2, 1, 80, 32, DTYPE_F32, 100, 0, true, INPUT_NORMAL, INPUT_NORMAL, EDGES},
+        {2, 1, 64, 48, DTYPE_U8, 256, 0, false, INPUT_NORMAL, INPUT_ROWS, ALONE},
     };
     struct pair p;
 
     for (int t = 0; t < N_DTYPES; t++) {
         pair_open(&p, subject);
         for (size_t i = 0; i < sizeof n_tokens / sizeof n_tokens[0]; i++)
-            check_gate_up(&p, all_dtypes[t], n_tokens[i]);
+            check_gate_up(&p, all_dtypes[t], n_tokens[i], i % 2 ? INPUT_ROWS : INPUT_HEAVY);
         pair_close(&p);
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
             pair_open(&p, subject);

@@ -1,14 +1,14 @@
-/* Checks of the sampler: everything that is asked for at random, against the sampler by the book, which
- * must agree in every bit. */
+/* Checks of the sampler: everything that is asked for at random, against the sampler by the book,
+ * which must agree in every bit. */
+#include <criterion/criterion.h>
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
-#include <criterion/criterion.h>
-
-#include "tests/kernels/ops_scene.h"
+#include "kernels/numeric.h"
 #include "tests/kernels/ops_side.h"
 
-enum { N_ROWS = 8, N_IDS_MAX = 60, N_LIST_MAX = 40 };
+enum { N_ROWS = 8, N_KINDS = 8, N_IDS_MAX = 60, N_LIST_MAX = 40 };
 
 /* What the params of a row point to. */
 struct asked {
@@ -109,11 +109,39 @@ static void ask(struct asked *a, struct sample_params *params, uint64_t *random,
     }
 }
 
+/* Rows with many ties, nearly flat ones, and what a sum, a cut or a division could trip over. */
 static void fill_row(float *row, uint32_t n_vocab, uint32_t kind)
 {
-    /* A third of the rows in steps of a quarter: many ties. A third is nearly flat. */
-    for (uint32_t i = 0; i < n_vocab; i++)
-        row[i] = kind == 0 ? roundf(4 * row[i]) / 4 : kind == 1 ? row[i] / 50 : 3 * row[i];
+    for (uint32_t i = 0; i < n_vocab; i++) {
+        float x = row[i];
+
+        switch (kind) {
+        case 0:
+            row[i] = roundf(4 * x) / 4;
+            break;
+        case 1:
+            row[i] = x / 50;
+            break;
+        case 2: /* nearly all in a few */
+            row[i] = i % 50 ? x : 1000 * x;
+            break;
+        case 3: /* all equal */
+            row[i] = x < 0 ? 0.0f : -0.0f;
+            break;
+        case 4: /* denormal */
+            row[i] = numeric_from_bits(numeric_bits(x) & 0x807fffff);
+            break;
+        case 5:
+            row[i] = x < 0 ? -FLT_MAX : FLT_MAX;
+            break;
+        case 6: /* what is 87 below the largest has no weight at all */
+            row[i] = i == n_vocab / 2 ? 0 : -85 - (float)(i % 5);
+            break;
+        default:
+            row[i] = 3 * x;
+            break;
+        }
+    }
 }
 
 static void compare(const struct sample *a, const struct sample *b, const struct sample_params *p,
@@ -149,7 +177,7 @@ static void trial(struct pair *p, uint32_t n_vocab, uint32_t trial, bool with_pr
     for (uint32_t r = 0; r < N_ROWS; r++) {
         float *row = logits.data[0] + r * pair_stride(n_vocab);
 
-        fill_row(row, n_vocab, r % 3);
+        fill_row(row, n_vocab, (r + trial) % N_KINDS);
         if (trial % 10 == 9 && r == 4)
             row[n_vocab / 2] = trial % 20 == 9 ? NAN : -INFINITY;
         memcpy(logits.data[1] + r * pair_stride(n_vocab), row, n_vocab * sizeof *row);
@@ -171,22 +199,22 @@ static void trial(struct pair *p, uint32_t n_vocab, uint32_t trial, bool with_pr
 
 void ops_check_sample(const struct ops_subject *subject)
 {
-    static const uint32_t vocabs[] = {1, 5, 256, 257, 5000};
+    static const uint32_t vocabs[] = {1, 3, 17, 31, 33, 65, 127, 129, 256, 257, 1000, 5000};
     struct pair p;
 
     pair_open(&p, subject);
-    for (uint32_t i = 0; i < 120; i++)
-        trial(&p, vocabs[i % 5], i, false);
+    for (uint32_t i = 0; i < 132; i++)
+        trial(&p, vocabs[i % 12], i, false);
     pair_close(&p);
 }
 
 void ops_check_sample_programs(const struct ops_subject *subject)
 {
-    static const uint32_t vocabs[] = {1, 5, 64, 300, 5000};
+    static const uint32_t vocabs[] = {1, 5, 31, 64, 129, 300, 5000};
     struct pair p;
 
     pair_open(&p, subject);
-    for (uint32_t i = 0; i < 300; i++)
-        trial(&p, vocabs[i % 5], i, true);
+    for (uint32_t i = 0; i < 301; i++)
+        trial(&p, vocabs[i % 7], i, true);
     pair_close(&p);
 }

@@ -4,9 +4,22 @@
 #include <math.h>
 #include <string.h>
 
-const uint32_t schedule[N_STEPS][SEQS_MAX] = {
-    {1, 0, 37, 5, 0, 0},  {1, 64, 1, 0, 0, 16}, {1, 190, 1, 90, 1, 17}, {1, 1, 1, 1, 1, 1},
-    {2, 250, 1, 1, 1, 3}, {1, 1, 1, 1, 1, 1},   {1, 9, 0, 1, 0, 0},
+const uint32_t schedules[N_SCHEDULES][N_STEPS][SEQS_MAX] = {
+    [MIXED] = {{1, 0, 37, 5, 0, 0},
+               {1, 64, 1, 0, 0, 16},
+               {1, 190, 1, 90, 1, 17},
+               {1, 1, 1, 1, 1, 1},
+               {2, 250, 1, 1, 1, 3},
+               {1, 1, 1, 1, 1, 1},
+               {1, 9, 0, 1, 0, 0}},
+    [EDGES] = {{14, 238, 0, 30, 15, 16},
+               {1, 16, 255, 2, 2, 16},
+               {1, 1, 256, 16, 15, 1},
+               {1, 1, 1, 1, 1, 15},
+               {1, 1, 1, 1, 1, 1},
+               {1, 1, 1, 1, 1, 1},
+               {0, 1, 1, 0, 0, 1}},
+    [ALONE] = {{0, 250}, {0, 5}, {0, 1}, {0, 1}, {0, 254}, {0, 1}, {0, 1}},
 };
 
 static void plan_init(struct plan *plan, struct pair *p, uint32_t page_size, uint32_t n_pages)
@@ -123,6 +136,12 @@ void scene_open(struct scene *s, struct pair *p, const struct attention_case *c,
     s->n_q = c->n_heads * c->head_dim;
     s->n_cols = s->n_q + 2 * c->n_kv_heads * c->head_dim;
     s->sinks = pair_random(p, c->n_heads, 2, 0);
+    for (int i = 0; i < 2; i++)
+        s->qkv[i] = (struct qkv_args){.step = &s->plan.step,
+                                      .layer = 1,
+                                      .n_heads = c->n_heads,
+                                      .n_kv_heads = c->n_kv_heads,
+                                      .head_dim = c->head_dim};
     plan_init(&s->plan, p, c->page_size, n_pages);
     kv_open(p, s->kv, c, n_pages);
 }
@@ -149,38 +168,47 @@ struct attention_args scene_attention(const struct scene *s, int side)
     };
 }
 
-void scene_step(struct scene *s, struct both *x, struct tensor o[2])
+struct both scene_rows(struct scene *s)
+{
+    uint32_t n_tokens = s->plan.step.n_tokens, n_k = s->c.n_kv_heads * s->c.head_dim;
+    struct both x = pair_rows(s->p, n_tokens, s->n_cols, s->c.kind);
+    struct both v = pair_rows(s->p, n_tokens, n_k, s->c.v_kind);
+
+    for (uint32_t t = 0; t < n_tokens; t++) {
+        for (int i = 0; i < 2; i++)
+            memcpy(x.data[i] + t * pair_stride(s->n_cols) + s->n_q + n_k,
+                   v.data[i] + t * pair_stride(n_k), n_k * sizeof(float));
+    }
+    return x;
+}
+
+void scene_step(struct scene *s, const struct both *x, struct tensor q[2], struct tensor o[2])
 {
     uint32_t n_tokens = s->plan.step.n_tokens;
-    struct both q = pair_rows(s->p, n_tokens, s->n_q, INPUT_ZERO);
-    struct both out = pair_rows(s->p, n_tokens, s->n_q, INPUT_NORMAL);
+    struct both q_rows = pair_rows(s->p, n_tokens, s->n_q, INPUT_NORMAL);
+    struct both o_rows = pair_rows(s->p, n_tokens, s->n_q, INPUT_NORMAL);
 
     for (int i = 0; i < 2; i++) {
+        const struct backend_ops *ops = s->p->side[i].ops;
         struct stream *stream = s->p->side[i].stream;
         struct tensor tx = pair_tensor(x, i, n_tokens, s->n_cols);
-        struct tensor tq = pair_tensor(&q, i, n_tokens, s->n_q);
         struct attention_args attention = scene_attention(s, i);
-        struct qkv_args qkv = {
-            .step = &s->plan.step,
-            .w = s->w[i],
-            .bias = s->bias[i],
-            .layer = 1,
-            .n_heads = s->c.n_heads,
-            .n_kv_heads = s->c.n_kv_heads,
-            .head_dim = s->c.head_dim,
-        };
 
-        o[i] = pair_tensor(&out, i, n_tokens, s->n_q);
-        cr_assert_eq(s->p->side[i].ops->qkv(stream, &tq, s->kv[i], &tx, &qkv), 0);
-        cr_assert_eq(s->p->side[i].ops->attention(stream, &o[i], &tq, s->kv[i], &attention), 0);
+        q[i] = pair_tensor(&q_rows, i, n_tokens, s->n_q);
+        o[i] = pair_tensor(&o_rows, i, n_tokens, s->n_q);
+        s->qkv[i].w = s->w[i];
+        cr_assert_eq(ops->qkv(stream, &q[i], s->kv[i], &tx, &s->qkv[i]), 0);
+        cr_assert_eq(ops->attention(stream, &o[i], &q[i], s->kv[i], &attention), 0);
     }
 }
 
-const struct ops_limit *attention_limit(const struct pair *p, enum dtype kv_dtype)
+enum ops_path scene_path(const struct scene *s)
 {
-    const struct ops_limits *limits = p->subject->limits;
-
-    if (p->uncoded)
-        return &limits->attention_u8;
-    return kv_dtype == DTYPE_F32 ? &limits->attention_f32 : &limits->attention_bf16;
+    if (s->p->uncoded)
+        return OPS_ATTENTION_CODED;
+    if (s->c.kv_dtype == DTYPE_F32)
+        return OPS_ATTENTION_F32;
+    if (s->c.v_kind == INPUT_SPIKES || s->c.v_kind == INPUT_ROWS)
+        return OPS_ATTENTION_HEAVY;
+    return s->c.kv_dtype == DTYPE_BF16 ? OPS_ATTENTION_BF16 : OPS_ATTENTION_U8;
 }

@@ -19,13 +19,22 @@ struct plan {
     uint32_t table[SEQS_MAX * PAGES_MAX];
 };
 
+/* What happens to the sequences, step by step. MIXED: prefill in chunks beside decoding. EDGES:
+ * they stop and go on right before, at and behind multiples of 16, of pages of 16, 32 and 48, and
+ * of spans. ALONE: a single sequence, whose spans several workers share. */
+enum { MIXED, EDGES, ALONE, N_SCHEDULES };
+enum { N_STEPS = 7, SCHEDULE_TOKENS = 960 };
+extern const uint32_t schedules[N_SCHEDULES][N_STEPS][SEQS_MAX];
+
 struct attention_case {
     uint32_t n_heads, n_kv_heads, head_dim, page_size;
     enum dtype kv_dtype;
     uint32_t window;
     float softcap;
     bool sinks;
-    enum input kind;
+    enum input kind;   /* of q and k */
+    enum input v_kind; /* of v */
+    uint32_t schedule;
 };
 
 /* A pool on each side, a plan over it, and a weight to fill it by. Two layers; layer 1 is used, for
@@ -36,9 +45,10 @@ struct scene {
     struct plan plan;
     struct kv *kv[2];
     struct weight *w[2];
+    struct qkv_args qkv[2]; /* but for w; the caller may add to them */
     struct both sinks;
-    const float *bias[2]; /* of q, K and V; NULL: none */
-    uint32_t n_cols, n_q;
+    uint32_t n_cols,
+        n_q; /* columns of w: as many as q, k and v have, unless the caller knows better */
 };
 
 void plan_grow(struct plan *plan, uint32_t seq, uint32_t n_keys); /* pages for so many keys */
@@ -52,13 +62,11 @@ void plan_free_behind(struct plan *plan, uint32_t window);
 void scene_open(struct scene *s, struct pair *p, const struct attention_case *c, uint32_t n_tokens);
 void scene_close(struct scene *s);
 struct attention_args scene_attention(const struct scene *s, int side);
-/* The planned step through qkv with the unit weight, then attention: o[2]. */
-void scene_step(struct scene *s, struct both *x, struct tensor o[2]);
+/* Rows for the unit weight, in which q, k and v are pieces of x. */
+struct both scene_rows(struct scene *s);
+/* The planned step through qkv, then attention: q[2], o[2]. */
+void scene_step(struct scene *s, const struct both *x, struct tensor q[2], struct tensor o[2]);
 
-const struct ops_limit *attention_limit(const struct pair *p, enum dtype kv_dtype);
-
-/* Prefill in chunks beside decoding, over page and span boundaries. */
-enum { N_STEPS = 7, SCHEDULE_TOKENS = 720 };
-extern const uint32_t schedule[N_STEPS][SEQS_MAX];
+enum ops_path scene_path(const struct scene *s);
 
 #endif

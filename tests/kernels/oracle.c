@@ -2,204 +2,8 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "kernels/dequant.h"
-
-struct backend {
-    int unused;
-};
-
-struct weight {
-    uint32_t n_rows, n_cols;
-    double *values;
-};
-
-struct kv {
-    struct kv_shape shape;
-    double *values; /* [n_layers][2][n_slots][n_kv_heads * head_dim] */
-};
-
-static void *zeroed(size_t n, size_t size)
-{
-    void *data = calloc(n ? n : 1, size);
-
-    if (!data)
-        abort();
-    return data;
-}
-
-static float *row_of(const struct tensor *t, uint32_t row)
-{
-    return (float *)((char *)t->data + row * t->stride_bytes);
-}
-
-/* ---- memory ---------------------------------------------------------------------------------- */
-
-static int oracle_open(struct backend **backendp, const struct backend_config *config,
-                       const char **why)
-{
-    (void)config;
-    *why = NULL;
-    *backendp = zeroed(1, sizeof **backendp);
-    return 0;
-}
-
-static struct backend *oracle_close(struct backend *b)
-{
-    free(b);
-    return NULL;
-}
-
-static void oracle_caps(const struct backend *b, struct backend_caps *caps)
-{
-    (void)b;
-    *caps = (struct backend_caps){.name = "oracle", .n_threads = 1};
-}
-
-static int oracle_buffer_new(struct backend *b, void **datap, size_t bytes, const void *init)
-{
-    (void)b;
-    *datap = aligned_alloc(64, (bytes + 64) / 64 * 64);
-    if (!*datap)
-        abort();
-    memset(*datap, 0, bytes);
-    if (init)
-        memcpy(*datap, init, bytes);
-    return 0;
-}
-
-static void *oracle_buffer_free(struct backend *b, void *data)
-{
-    (void)b;
-    free(data);
-    return NULL;
-}
-
-static int oracle_weight_new(struct backend *b, struct weight **weightp,
-                             const struct weight_spec *spec, const char **why)
-{
-    struct weight *w = zeroed(1, sizeof *w);
-    float *row = zeroed(spec->n_cols, sizeof *row);
-    double *out;
-
-    (void)b;
-    *why = NULL;
-    for (uint32_t i = 0; i < spec->n_parts; i++)
-        w->n_rows += spec->parts[i].n_rows;
-    w->n_cols = spec->n_cols;
-    w->values = out = zeroed((size_t)w->n_rows * w->n_cols, sizeof *w->values);
-    for (uint32_t i = 0; i < spec->n_parts; i++) {
-        size_t row_bytes = dtype_row_bytes(spec->parts[i].dtype, spec->n_cols);
-
-        for (uint32_t r = 0; r < spec->parts[i].n_rows; r++) {
-            dequant_row(row, (const char *)spec->parts[i].data + r * row_bytes,
-                        spec->parts[i].dtype, spec->n_cols);
-            for (uint32_t c = 0; c < spec->n_cols; c++)
-                *out++ = (double)row[c];
-        }
-    }
-    free(row);
-    *weightp = w;
-    return 0;
-}
-
-static struct weight *oracle_weight_free(struct weight *w)
-{
-    if (w)
-        free(w->values);
-    free(w);
-    return NULL;
-}
-
-static size_t plane(const struct kv_shape *shape)
-{
-    return (size_t)shape->page_size * shape->n_kv_heads * shape->head_dim;
-}
-
-static double *kv_at(const struct kv *kv, uint32_t layer, int is_v, uint32_t slot_idx)
-{
-    size_t per_plane = plane(&kv->shape) * kv->shape.n_pages;
-
-    return kv->values + (2 * layer + (uint32_t)is_v) * per_plane +
-           (size_t)slot_idx * kv->shape.n_kv_heads * kv->shape.head_dim;
-}
-
-static size_t oracle_kv_page_bytes(const struct kv_shape *shape)
-{
-    return 2 * plane(shape) * shape->n_layers * sizeof(double);
-}
-
-static int oracle_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
-                         const char **why)
-{
-    struct kv *kv = zeroed(1, sizeof *kv);
-
-    (void)b;
-    *why = NULL;
-    kv->shape = *shape;
-    kv->values =
-        zeroed(oracle_kv_page_bytes(shape) / sizeof(double) * shape->n_pages, sizeof(double));
-    *kvp = kv;
-    return 0;
-}
-
-static struct kv *oracle_kv_free(struct kv *kv)
-{
-    if (kv)
-        free(kv->values);
-    free(kv);
-    return NULL;
-}
-
-static int oracle_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
-{
-    (void)kv;
-    (void)page_idx;
-    (void)n_pages;
-    return 0;
-}
-
-static int oracle_kv_clear(struct kv *kv, uint32_t page_idx)
-{
-    for (uint32_t layer = 0; layer < kv->shape.n_layers; layer++)
-        memset(kv_at(kv, layer, 1, page_idx * kv->shape.page_size), 0,
-               plane(&kv->shape) * sizeof(double));
-    return 0;
-}
-
-static int oracle_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies)
-{
-    uint32_t page_size = kv->shape.page_size;
-
-    for (uint32_t i = 0; i < n_copies; i++) {
-        for (uint32_t layer = 0; layer < kv->shape.n_layers; layer++) {
-            for (int is_v = 0; is_v < 2; is_v++)
-                memcpy(kv_at(kv, layer, is_v, copies[i].to_page * page_size),
-                       kv_at(kv, layer, is_v, copies[i].from_page * page_size),
-                       plane(&kv->shape) * sizeof(double));
-        }
-    }
-    return 0;
-}
-
-static int oracle_stream_new(struct backend *b, struct stream **streamp,
-                             const struct stream_shape *shape)
-{
-    (void)b;
-    (void)shape;
-    *streamp = zeroed(1, sizeof **streamp);
-    (*streamp)->ops = &oracle_backend;
-    return 0;
-}
-
-static struct stream *oracle_stream_free(struct stream *s)
-{
-    free(s);
-    return NULL;
-}
-
-/* ---- operators ------------------------------------------------------------------------------- */
+#include "tests/kernels/oracle_memory.h"
 
 /* As a bf16 pool keeps it: 8 bits of mantissa, ties to even. Values here are far from both ends. */
 static double as_bf16(double x)
@@ -241,23 +45,33 @@ static void as_codes(double *x, uint32_t n)
     }
 }
 
-static double *normed(const float *x, uint32_t n, const float *norm_w, double eps)
+/* A row that goes into a product. */
+struct input {
+    double *x;
+    bool is_finite;
+};
+
+static struct input normed(const float *x, uint32_t n, const float *norm_w, double eps)
 {
-    double *y = zeroed(n, sizeof *y), sum = 0;
+    struct input in = {oracle_zeroed(n, sizeof *in.x), true};
+    double sum = 0;
 
     for (uint32_t i = 0; i < n; i++)
         sum += (double)x[i] * (double)x[i];
-    for (uint32_t i = 0; i < n; i++)
-        y[i] = norm_w ? (double)x[i] / sqrt(sum / n + eps) * (double)norm_w[i] : (double)x[i];
-    return y;
+    for (uint32_t i = 0; i < n; i++) {
+        in.x[i] = norm_w ? (double)x[i] / sqrt(sum / n + eps) * (double)norm_w[i] : (double)x[i];
+        in.is_finite = in.is_finite && isfinite(in.x[i]);
+    }
+    return in;
 }
 
-static double product(const struct weight *w, uint32_t row, const double *x)
+static double product(const struct weight *w, uint32_t row, const struct input *in)
 {
+    struct oracle_cols cols = oracle_cols(w, row, in->is_finite);
     double sum = 0;
 
-    for (uint32_t i = 0; i < w->n_cols; i++)
-        sum += w->values[(size_t)row * w->n_cols + i] * x[i];
+    for (uint32_t i = cols.begin; i < cols.end; i++)
+        sum += w->values[(size_t)row * w->n_cols + i] * in->x[i];
     return sum;
 }
 
@@ -270,7 +84,7 @@ static int oracle_embed(struct stream *s, struct tensor *x, const struct weight 
 
         id = id < 0 ? 0 : id >= e->n_rows ? e->n_rows - 1 : id;
         for (uint32_t i = 0; i < e->n_cols; i++)
-            row_of(x, t)[i] = (float)(e->values[(size_t)id * e->n_cols + i] * (double)scale);
+            oracle_row(x, t)[i] = (float)(e->values[(size_t)id * e->n_cols + i] * (double)scale);
     }
     return 0;
 }
@@ -280,11 +94,11 @@ static int oracle_rmsnorm(struct stream *s, struct tensor *y, const struct tenso
 {
     (void)s;
     for (uint32_t t = 0; t < x->n_rows; t++) {
-        double *row = normed(row_of(x, t), x->n_cols, w, (double)eps);
+        struct input in = normed(oracle_row(x, t), x->n_cols, w, (double)eps);
 
         for (uint32_t i = 0; i < x->n_cols; i++)
-            row_of(y, t)[i] = (float)row[i];
-        free(row);
+            oracle_row(y, t)[i] = (float)in.x[i];
+        free(in.x);
     }
     return 0;
 }
@@ -319,30 +133,30 @@ static int oracle_qkv(struct stream *s, struct tensor *q, struct kv *kv, const s
                       const struct qkv_args *args)
 {
     uint32_t hd = args->head_dim, n_q = args->n_heads * hd, n_k = args->n_kv_heads * hd;
-    double *all = zeroed(args->w->n_rows, sizeof *all);
+    double *all = oracle_zeroed(args->w->n_rows, sizeof *all);
 
     (void)s;
     for (uint32_t t = 0; t < args->step->n_tokens; t++) {
-        double *in = normed(row_of(x, t), x->n_cols, args->norm_w, (double)args->norm_eps);
+        struct input in = normed(oracle_row(x, t), x->n_cols, args->norm_w, (double)args->norm_eps);
         int32_t position = args->step->positions[t];
         uint32_t slot_idx = args->step->slot_idx[t];
 
         for (uint32_t r = 0; r < args->w->n_rows; r++)
-            all[r] = product(args->w, r, in) + (args->bias ? (double)args->bias[r] : 0);
+            all[r] = product(args->w, r, &in) + (args->bias ? (double)args->bias[r] : 0);
         for (uint32_t h = 0; h < args->n_heads; h++)
             finish_head(all + h * hd, args, args->q_norm_w, position);
         for (uint32_t h = 0; h < args->n_kv_heads; h++)
             finish_head(all + n_q + h * hd, args, args->k_norm_w, position);
         for (uint32_t i = 0; i < n_q; i++)
-            row_of(q, t)[i] = (float)all[i];
+            oracle_row(q, t)[i] = (float)all[i];
         for (uint32_t h = 0; kv->shape.dtype == DTYPE_U8 && h < 2 * args->n_kv_heads; h++)
             as_codes(all + n_q + h * hd, hd);
         for (uint32_t i = 0; slot_idx != KERNELS_NO_SLOT && i < 2 * n_k; i++) {
             double value = kv->shape.dtype == DTYPE_BF16 ? as_bf16(all[n_q + i]) : all[n_q + i];
 
-            kv_at(kv, args->layer, i >= n_k, slot_idx)[i % n_k] = value;
+            oracle_kv_at(kv, args->layer, i >= n_k, slot_idx)[i % n_k] = value;
         }
-        free(in);
+        free(in.x);
     }
     free(all);
     return 0;
@@ -355,8 +169,9 @@ static void attend(float *o, const float *q, const struct kv *kv, const struct a
     const struct step *step = args->step;
     uint32_t hd = args->head_dim, page_size = kv->shape.page_size, n = 0;
     uint32_t kv_head = head / (args->n_heads / args->n_kv_heads);
-    const double **v = zeroed(step->n_keys[seq] + 1, sizeof *v);
-    double *score = zeroed(step->n_keys[seq] + 1, sizeof *score), max = -INFINITY, sum = 0;
+    const double **v = oracle_zeroed(step->n_keys[seq] + 1, sizeof *v);
+    double *score = oracle_zeroed(step->n_keys[seq] + 1, sizeof *score), max = -INFINITY, sum = 0;
+    double *out = oracle_zeroed(hd, sizeof *out);
 
     for (int64_t p = 0; p < step->n_keys[seq] && p <= position; p++) {
         uint32_t page, slot_idx;
@@ -366,8 +181,8 @@ static void attend(float *o, const float *q, const struct kv *kv, const struct a
             continue;
         page = step->table[step->table_off[seq] + p / page_size];
         slot_idx = page * page_size + (uint32_t)(p % page_size);
-        k = kv_at(kv, args->layer, 0, slot_idx) + kv_head * hd;
-        v[n] = kv_at(kv, args->layer, 1, slot_idx) + kv_head * hd;
+        k = oracle_kv_at(kv, args->layer, 0, slot_idx) + kv_head * hd;
+        v[n] = oracle_kv_at(kv, args->layer, 1, slot_idx) + kv_head * hd;
         for (uint32_t i = 0; i < hd; i++)
             score[n] += (double)q[i] * (double)args->scale * k[i];
         if (args->softcap > 0)
@@ -378,18 +193,19 @@ static void attend(float *o, const float *q, const struct kv *kv, const struct a
     if (args->sinks)
         max = fmax(max, (double)args->sinks[head]);
     for (uint32_t j = 0; j < n; j++)
-        sum += exp(score[j] - max);
+        sum += score[j] = exp(score[j] - max);
     if (args->sinks)
         sum += exp((double)args->sinks[head] - max);
-    for (uint32_t i = 0; i < hd; i++) {
-        double out = 0;
-
-        for (uint32_t j = 0; j < n; j++)
-            out += exp(score[j] - max) / sum * v[j][i];
-        o[i] = (float)out;
+    for (uint32_t j = 0; j < n; j++) {
+        score[j] /= sum;
+        for (uint32_t i = 0; i < hd; i++)
+            out[i] += score[j] * v[j][i];
     }
+    for (uint32_t i = 0; i < hd; i++)
+        o[i] = (float)out[i];
     free(v);
     free(score);
+    free(out);
 }
 
 static int oracle_attention(struct stream *s, struct tensor *o, const struct tensor *q,
@@ -401,8 +217,8 @@ static int oracle_attention(struct stream *s, struct tensor *o, const struct ten
     for (uint32_t seq = 0; seq < step->n_seqs; seq++) {
         for (uint32_t t = step->token_off[seq]; t < step->token_off[seq + 1]; t++) {
             for (uint32_t h = 0; h < args->n_heads; h++)
-                attend(row_of(o, t) + h * args->head_dim, row_of(q, t) + h * args->head_dim, kv,
-                       args, seq, step->positions[t], h);
+                attend(oracle_row(o, t) + h * args->head_dim, oracle_row(q, t) + h * args->head_dim,
+                       kv, args, seq, step->positions[t], h);
         }
     }
     return 0;
@@ -413,18 +229,18 @@ static int oracle_linear(struct stream *s, struct tensor *y, const struct tensor
 {
     (void)s;
     for (uint32_t t = 0; t < x->n_rows; t++) {
-        double *in = normed(row_of(x, t), x->n_cols, NULL, 0);
+        struct input in = normed(oracle_row(x, t), x->n_cols, NULL, 0);
 
         for (uint32_t r = 0; r < w->n_rows; r++) {
-            double out = product(w, r, in);
+            double out = product(w, r, &in);
 
             if (e && e->bias)
                 out += (double)e->bias[r];
             if (e && e->residual)
-                out += (double)row_of(e->residual, t)[r];
-            row_of(y, t)[r] = (float)out;
+                out += (double)oracle_row(e->residual, t)[r];
+            oracle_row(y, t)[r] = (float)out;
         }
-        free(in);
+        free(in.x);
     }
     return 0;
 }
@@ -434,18 +250,18 @@ static int oracle_gate_up(struct stream *s, struct tensor *h, const struct tenso
 {
     (void)s;
     for (uint32_t t = 0; t < x->n_rows; t++) {
-        double *in = normed(row_of(x, t), x->n_cols, args->norm_w, (double)args->norm_eps);
+        struct input in = normed(oracle_row(x, t), x->n_cols, args->norm_w, (double)args->norm_eps);
 
         for (uint32_t r = 0; r < w->n_rows / 2; r++) {
-            double g = product(w, r, in), up = product(w, w->n_rows / 2 + r, in);
+            double g = product(w, r, &in), up = product(w, w->n_rows / 2 + r, &in);
 
             if (args->act == ACT_SILU)
                 g = g / (1 + exp(-g));
             else
                 g = g / 2 * (1 + tanh(sqrt(2 / acos(-1)) * (g + 0.044715 * pow(g, 3))));
-            row_of(h, t)[r] = (float)(g * up);
+            oracle_row(h, t)[r] = (float)(g * up);
         }
-        free(in);
+        free(in.x);
     }
     return 0;
 }
@@ -455,12 +271,12 @@ static int oracle_head(struct stream *s, struct tensor *logits, struct head_row 
 {
     (void)s;
     for (uint32_t i = 0; i < args->step->n_outputs; i++) {
-        double *in = normed(row_of(x, args->step->output_token_idx[i]), x->n_cols, args->norm_w,
-                            (double)args->norm_eps);
+        struct input in = normed(oracle_row(x, args->step->output_token_idx[i]), x->n_cols,
+                                 args->norm_w, (double)args->norm_eps);
 
         rows[i] = (struct head_row){.max = -INFINITY};
         for (uint32_t r = 0; r < w->n_rows; r++) {
-            double out = product(w, r, in);
+            double out = product(w, r, &in);
 
             if (args->softcap > 0)
                 out = (double)args->softcap * tanh(out / (double)args->softcap);
@@ -468,30 +284,16 @@ static int oracle_head(struct stream *s, struct tensor *logits, struct head_row 
             if ((float)out > rows[i].max)
                 rows[i] = (struct head_row){r, (float)out, rows[i].not_finite};
             if (!args->want_logits || args->want_logits[i])
-                row_of(logits, i)[r] = (float)out;
+                oracle_row(logits, i)[r] = (float)out;
         }
-        free(in);
+        free(in.x);
     }
     return 0;
 }
 
 const struct backend_ops oracle_backend = {
     .name = "oracle",
-    .open = oracle_open,
-    .close = oracle_close,
-    .caps = oracle_caps,
-    .buffer_new = oracle_buffer_new,
-    .buffer_free = oracle_buffer_free,
-    .weight_new = oracle_weight_new,
-    .weight_free = oracle_weight_free,
-    .kv_new = oracle_kv_new,
-    .kv_free = oracle_kv_free,
-    .kv_page_bytes = oracle_kv_page_bytes,
-    .kv_populate = oracle_kv_populate,
-    .kv_clear = oracle_kv_clear,
-    .kv_copy = oracle_kv_copy,
-    .stream_new = oracle_stream_new,
-    .stream_free = oracle_stream_free,
+    ORACLE_MEMORY,
     .embed = oracle_embed,
     .rmsnorm = oracle_rmsnorm,
     .qkv = oracle_qkv,

@@ -1,5 +1,6 @@
-/* The cpu backend, at every level this machine has, against the double-precision oracle. Whether
- * the levels agree with each other to the bit is test_cpu_bits.c's. */
+/* The cpu backend, at every level this machine has: what its results lose against the
+ * double-precision oracle, and that they are the contract's to the bit. Whether a batch, its
+ * cutting or the number of threads changes them is test_cpu_bits.c's. */
 #include "kernels/kernels.h"
 
 #include <criterion/criterion.h>
@@ -7,104 +8,182 @@
 #include <string.h>
 
 #include "kernels/cpu/isa.h"
+#include "tests/kernels/contract.h"
 #include "tests/kernels/ops_common.h"
 #include "tests/kernels/oracle.h"
 
 TestSuite(cpu, .init = kernels_thread_init);
+TestSuite(contract, .init = kernels_thread_init);
 
 /* Runs one check at every level, with a different number of threads each. */
-static void each_level(void (*check)(const struct ops_subject *))
+static void each_level(void (*check)(const struct ops_subject *), struct ops_subject subject)
 {
     const struct level *level;
 
     for (uint32_t i = 0; (level = isa_level_at(i)); i++) {
-        const struct ops_subject subject = {
-            .ops = &backend_cpu,
-            .config = {.n_threads = 1 + i % 3, .isa = level->name},
-            .oracle = &oracle_backend,
-            .limits = &ops_limits_cpu,
-            .page_multiple = 16,
-            .dim_multiple = 16,
-            .seed = 21 + i % 5,
-        };
-
-        check(&subject);
+        subject.config = (struct backend_config){.n_threads = 1 + i % 3, .isa = level->name};
+        /* Bits are the same whatever the inputs; how large the largest error is depends on them. */
+        subject.seed += !subject.limits;
+        ops_run(check, &subject);
     }
+}
+
+static const struct ops_subject near = {
+    .ops = &backend_cpu,
+    .oracle = &oracle_backend,
+    .limits = ops_limits_cpu,
+    .page_multiple = 16,
+    .head_multiple = 2,
+    .seed = 22,
+};
+
+static void is_near(void (*check)(const struct ops_subject *))
+{
+    each_level(check, near);
+}
+
+static void keeps_contract(void (*check)(const struct ops_subject *))
+{
+    struct ops_subject subject = near;
+
+    subject.oracle = &contract_backend;
+    subject.limits = NULL;
+    each_level(check, subject);
 }
 
 Test(cpu, embeds)
 {
-    each_level(ops_check_embed);
+    is_near(ops_check_embed);
 }
 
 Test(cpu, norms)
 {
-    each_level(ops_check_rmsnorm);
+    is_near(ops_check_rmsnorm);
 }
 
 Test(cpu, hands_on)
 {
-    each_level(ops_check_next);
+    is_near(ops_check_next);
 }
 
 Test(cpu, gathers)
 {
-    each_level(ops_check_gather);
+    is_near(ops_check_gather);
 }
 
 Test(cpu, multiplies)
 {
-    each_level(ops_check_linear);
+    is_near(ops_check_linear);
 }
 
 Test(cpu, gates)
 {
-    each_level(ops_check_gate_up);
+    is_near(ops_check_gate_up);
 }
 
 Test(cpu, makes_queries_keys_values)
 {
-    each_level(ops_check_qkv);
+    is_near(ops_check_qkv);
 }
 
 Test(cpu, attends)
 {
-    each_level(ops_check_attention);
+    is_near(ops_check_attention);
 }
 
 Test(cpu, forgets_pages)
 {
-    each_level(ops_check_reused_pages);
+    is_near(ops_check_reused_pages);
 }
 
 Test(cpu, copies_pages)
 {
-    each_level(ops_check_copied_pages);
+    is_near(ops_check_copied_pages);
 }
 
 Test(cpu, poisons_one_sequence)
 {
-    each_level(ops_check_poisoned_keys);
+    is_near(ops_check_poisoned_keys);
 }
 
 Test(cpu, heads)
 {
-    each_level(ops_check_head);
+    is_near(ops_check_head);
 }
 
 Test(cpu, samples)
 {
-    each_level(ops_check_sample);
+    is_near(ops_check_sample);
 }
 
 Test(cpu, samples_as_programs_ask)
 {
-    each_level(ops_check_sample_programs);
+    is_near(ops_check_sample_programs);
 }
 
 Test(cpu, refuses_at_load)
 {
-    each_level(ops_check_refusals);
+    is_near(ops_check_refusals);
+}
+
+/* As the tests of whole models have it. */
+Test(cpu, is_near_the_reference_backend)
+{
+    void (*const checks[])(const struct ops_subject *) = {
+        ops_check_embed, ops_check_rmsnorm,   ops_check_linear, ops_check_gate_up,
+        ops_check_qkv,   ops_check_attention, ops_check_head,   ops_check_sample,
+    };
+    struct ops_subject subject = near;
+
+    subject.oracle = &backend_reference;
+    subject.config.n_threads = 2;
+    for (size_t i = 0; i < sizeof checks / sizeof checks[0]; i++)
+        ops_run(checks[i], &subject);
+}
+
+Test(contract, embeds)
+{
+    keeps_contract(ops_check_embed);
+}
+
+Test(contract, norms)
+{
+    keeps_contract(ops_check_rmsnorm);
+}
+
+Test(contract, multiplies)
+{
+    keeps_contract(ops_check_linear);
+}
+
+Test(contract, gates)
+{
+    keeps_contract(ops_check_gate_up);
+}
+
+Test(contract, makes_queries_keys_values)
+{
+    keeps_contract(ops_check_qkv);
+}
+
+Test(contract, attends)
+{
+    keeps_contract(ops_check_attention);
+}
+
+Test(contract, heads)
+{
+    keeps_contract(ops_check_head);
+}
+
+Test(contract, forgets_pages)
+{
+    keeps_contract(ops_check_reused_pages);
+}
+
+Test(contract, copies_pages)
+{
+    keeps_contract(ops_check_copied_pages);
 }
 
 Test(cpu, refuses_unknown_levels)

@@ -480,6 +480,22 @@ CB_API int cb_is_running(struct cb_handle *h);
  * closes it. 0 (h may be NULL); else h is still there: CB_TIMEOUT, CB_PAUSED, CB_INVALID. */
 CB_API int cb_destroy(struct cb_handle *h, int64_t timeout_ms);
 
+/* The requests of this handle, sent and to be sent, stand still until cb_resume was called as often
+ * as this: any thread may, and a handle that is closed lets go. Other handles go on. Nothing is lost,
+ * and no token is different for it; cancels and deadlines end requests as ever, and others may take
+ * the room in the cache that they hold, so that some of it is computed again. Waits until the daemon
+ * acts on it, after the step that runs: then every token that was made can be seen, and no more will
+ * be. timeout_ms: -1 for ever.
+ *   0
+ *   CB_TIMEOUT           the daemon did not answer; the handle is not paused, but for others' pauses
+ *   CB_NOT_RUNNING       the handle was stopped
+ *   CB_VERSION           the daemon is older
+ *   CB_LOST CB_CLOSED CB_INVALID CB_FORKED */
+CB_API int cb_pause(struct cb_handle *h, int64_t timeout_ms);
+
+/* Takes one pause back. 0; CB_NOT_PAUSED: each was taken back; CB_INVALID CB_FORKED. */
+CB_API int cb_resume(struct cb_handle *h);
+
 /* ---- event loops (CB_KIND_EVENT_LOOP) -------------------------------------------------------- */
 
 /* The descriptor to watch for reading (level-triggered). It is the handle's: don't read or close

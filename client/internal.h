@@ -88,6 +88,7 @@ enum cb_want_kind {
     CB_WANT_HANDLED, /* an event for a handler */
     CB_WANT_GROUP,   /* an event of a group's */
     CB_WANT_ENDS,    /* no request runs */
+    CB_WANT_PAUSE,   /* the daemon acts on the pause that was asked for */
 };
 struct cb_want {
     enum cb_want_kind kind;
@@ -128,6 +129,8 @@ struct cb_handle {
     struct cb_waiter *waiters;
     enum cb_stop_level stop;
     uint32_t n_unended; /* sent, and not known to have ended */
+    uint32_t n_pauses;  /* holders */
+    bool is_paused;     /* by the daemon too, at the last drain */
     bool leader_parked;
     pthread_t leader;         /* valid while leader_parked */
     _Atomic int lost;         /* 0, CB_LOST or CB_CLOSED; stored under the lock, for good */

@@ -198,6 +198,14 @@ bool cb_led_by_other_locked(const struct cb_handle *h)
     return h->leader_parked && !pthread_equal(h->leader, pthread_self());
 }
 
+static void look_at_pause_locked(struct cb_handle *h)
+{
+    bool was_paused = h->is_paused;
+    h->is_paused = cb_lane_client_is_paused(h->lane);
+    if (h->is_paused && !was_paused)
+        cb_wake_all_locked(h);
+}
+
 int cb_drain_locked(struct cb_handle *h)
 {
     struct cb_result_entry e;
@@ -214,6 +222,7 @@ int cb_drain_locked(struct cb_handle *h)
     if (any)
         h->life_seen_ns = cb_now_coarse_ns();
     (void)cb_lane_client_notice(h->lane); /* or park would not sleep on what it says */
+    look_at_pause_locked(h);
     closed = cb_lane_client_closed(h->lane);
     if (r < 0)
         cb_lose_locked(h, CB_LOST);

@@ -33,6 +33,8 @@ int cb_stop(struct cb_handle *h, uint32_t flags)
     r = atomic_load_explicit(&h->lost, memory_order_relaxed);
     if (!r && h->stop >= level)
         r = CB_NOT_RUNNING;
+    if (!r && level == CB_STOP_FLUSHES && h->n_pauses)
+        r = CB_PAUSED;
     if (!r)
         h->stop = level;
     if (!r && level == CB_STOP_CUTS)

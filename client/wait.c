@@ -131,7 +131,7 @@ static void spin_locked(struct cb_handle *h, uint64_t ns)
          i++) {
         if (i % 64 == 0 && cb_now_ns() >= end)
             break;
-        cb_pause();
+        cb_spin_hint();
     }
     pthread_mutex_lock(&h->lock);
 }
@@ -156,6 +156,8 @@ static bool is_there(struct cb_handle *h, const struct cb_want *want)
 {
     if (want->kind == CB_WANT_ENDS)
         return h->n_unended == 0;
+    if (want->kind == CB_WANT_PAUSE)
+        return h->is_paused;
     return first_wanted(h, want) != NULL;
 }
 
@@ -165,7 +167,7 @@ static int hopeless(struct cb_handle *h, const struct cb_want *want)
     const struct cb_held *q;
     if (want->kind == CB_WANT_ENDS)
         return 0;
-    if (!want->id)
+    if (want->kind == CB_WANT_PAUSE || !want->id)
         return atomic_load_explicit(&h->lost, memory_order_relaxed);
     q = cb_held_find_locked(h, want->id);
     if (!q || q->told)

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/clock.h"
+#include "daemon/admin_parts.h"
 #include "daemon/base/log.h"
 #include "shm/status.h"
 
@@ -23,19 +23,18 @@ static const char *status_text(int status)
     return "";
 }
 
-static int fail(struct buf *reply, int status, const char *why)
+int admin_fail(struct buf *reply, int status, const char *why)
 {
     buf_string(reply, "error", why ? why : status_text(status));
     return status;
 }
 
-static bool sees(const struct client *who, const struct client *cl)
+bool admin_sees(const struct client *who, const struct client *cl)
 {
     return who->may_admin || who->lease.uid == cl->lease.uid;
 }
 
-/* False, and says so, once the reply is nearly full. */
-static bool has_room(struct buf *reply, bool *cutp)
+bool admin_has_room(const struct buf *reply, bool *cutp)
 {
     if (reply->cap - reply->n > 2 * ELEMENT_BYTES)
         return true;
@@ -45,7 +44,7 @@ static bool has_room(struct buf *reply, bool *cutp)
 
 /* ---- watching -------------------------------------------------------------------------------- */
 
-static int command_clients(struct daemon *d, const struct client *who, const char *argument,
+static int command_clients(struct daemon *d, struct client *who, const char *argument,
                            struct buf *reply)
 {
     static const char *const states[] = {"free", "connected", "admin", "welcomed", "live", "gone"};
@@ -54,11 +53,13 @@ static int command_clients(struct daemon *d, const struct client *who, const cha
     buf_open(reply, "clients", '[');
     for (uint32_t i = 0; i < d->clients->n_clients; i++) {
         const struct client *cl = &d->clients->table[i];
-        if (cl->state == CLIENT_FREE || !sees(who, cl) || !has_room(reply, &cut))
+        if (cl->state == CLIENT_FREE || !admin_sees(who, cl) || !admin_has_room(reply, &cut))
             continue;
         buf_open(reply, NULL, '{');
         buf_u64(reply, "lane", cl->lane_id);
         buf_string(reply, "state", states[cl->state]);
+        buf_bool(reply, "paused", cl->is_paused);
+        buf_bool(reply, "holds_pause", cl->holds_pause);
         buf_u64(reply, "uid", cl->lease.uid);
         buf_i64(reply, "pid", cl->lease.pid);
         if (cl->lane) {
@@ -76,46 +77,6 @@ static int command_clients(struct daemon *d, const struct client *who, const cha
             buf_u64(reply, "pool_held_bytes", info.pool_held_bytes);
         }
         buf_close(reply, '}');
-    }
-    buf_close(reply, ']');
-    buf_bool(reply, "cut", cut);
-    return CB_OK;
-}
-
-static void put_request(const struct daemon *d, const struct client_slot *s, struct buf *reply)
-{
-    static const char *const phases[] = {"waiting", "prefilling", "decoding"};
-    struct request_info info;
-    engine_request_info(s->request, &info);
-    buf_open(reply, NULL, '{');
-    buf_u64(reply, "lane", s->client->lane_id);
-    buf_u64(reply, "slot", s->slot);
-    buf_u64(reply, "uid", s->client->lease.uid);
-    buf_i64(reply, "pid", s->client->lease.pid);
-    buf_string(reply, "phase", phases[info.phase]);
-    buf_u64(reply, "prompt_tokens", info.n_prompt);
-    buf_u64(reply, "generated_tokens", info.n_generated);
-    buf_u64(reply, "max_new_tokens", info.max_new_tokens);
-    buf_u64(reply, "cached_tokens", info.n_cached);
-    buf_u64(reply, "blocks", info.n_blocks);
-    buf_u64(reply, "soft_resets", info.n_soft_resets);
-    buf_u64(reply, "age_ms", (clock_now(d->config.clock) - s->accepted_ns) / 1000000u);
-    buf_close(reply, '}');
-}
-
-static int command_requests(struct daemon *d, const struct client *who, const char *argument,
-                            struct buf *reply)
-{
-    bool cut = false;
-    (void)argument;
-    buf_open(reply, "requests", '[');
-    for (uint32_t i = 0; i < d->clients->n_clients; i++) {
-        const struct client *cl = &d->clients->table[i];
-        if (cl->state == CLIENT_FREE || cl->n_running == 0 || !sees(who, cl))
-            continue;
-        for (uint32_t s = 0; s < cl->geometry.n_slots; s++)
-            if (cl->slots[s].request && has_room(reply, &cut))
-                put_request(d, &cl->slots[s], reply);
     }
     buf_close(reply, ']');
     buf_bool(reply, "cut", cut);
@@ -153,7 +114,7 @@ static void put_setting(const struct daemon *d, const struct settings_facts *fac
     buf_close(reply, '}');
 }
 
-static int command_settings(struct daemon *d, const struct client *who, const char *argument,
+static int command_settings(struct daemon *d, struct client *who, const char *argument,
                             struct buf *reply)
 {
     char message[SETTINGS_MESSAGE_MAX];
@@ -161,7 +122,7 @@ static int command_settings(struct daemon *d, const struct client *who, const ch
     const struct settings_facts facts = daemon_facts(d->config.model);
     (void)who;
     if (*argument && only < 0)
-        return fail(reply, CB_BAD_SETTING, message);
+        return admin_fail(reply, CB_BAD_SETTING, message);
     buf_open(reply, "settings", '[');
     for (uint32_t i = 0; i < SETTINGS_COUNT; i++)
         if (only < 0 || i == (uint32_t)only)
@@ -172,17 +133,17 @@ static int command_settings(struct daemon *d, const struct client *who, const ch
 
 /* ---- changing -------------------------------------------------------------------------------- */
 
-static int command_set(struct daemon *d, const struct client *who, const char *argument,
+static int command_set(struct daemon *d, struct client *who, const char *argument,
                        struct buf *reply)
 {
     char pair[256], message[SETTINGS_MESSAGE_MAX];
     size_t n = strcspn(argument, "= ");
     if (!argument[n] || strlen(argument) >= sizeof pair)
-        return fail(reply, CB_BAD_SETTING, "give NAME=VALUE");
+        return admin_fail(reply, CB_BAD_SETTING, "give NAME=VALUE");
     strcpy(pair, argument);
     pair[n] = 0;
     if (settings_set(d->config.settings, pair, pair + n + 1, SETTINGS_OPERATOR, NULL, message))
-        return fail(reply, CB_BAD_SETTING, message);
+        return admin_fail(reply, CB_BAD_SETTING, message);
     daemon_settings_changed(d);
     log_info(d->config.log, "uid %u set %s to %s", (unsigned)who->lease.uid, pair, pair + n + 1);
     buf_string(reply, "name", pair);
@@ -190,67 +151,20 @@ static int command_set(struct daemon *d, const struct client *who, const char *a
     return CB_OK;
 }
 
-static int command_cancel(struct daemon *d, const struct client *who, const char *argument,
-                          struct buf *reply)
-{
-    char *end;
-    unsigned long lane_id = strtoul(argument, &end, 10);
-    bool has_slot = end != argument && (*end == ':' || *end == '.');
-    const char *slot_text = end + 1;
-    unsigned long slot = has_slot ? strtoul(slot_text, &end, 10) : 0;
-    if (*argument < '0' || *argument > '9' || *end || lane_id > UINT32_MAX ||
-        (has_slot && (*slot_text < '0' || *slot_text > '9')))
-        return fail(reply, CB_INVALID, "give LANE or LANE:SLOT, numbers as `requests` shows them");
-    struct client *cl = clients_find(d->clients, (uint32_t)lane_id);
-    if (!cl || (has_slot && slot >= cl->geometry.n_slots))
-        return fail(reply, CB_NOT_FOUND, "no such lane or slot");
-    if (!sees(who, cl))
-        return fail(reply, CB_DENIED, NULL);
-    uint64_t n = 0;
-    for (uint32_t s = 0; s < cl->geometry.n_slots; s++)
-        if (cl->slots[s].request && (!has_slot || s == slot)) {
-            engine_cancel(d->engine, cl->slots[s].request);
-            n++;
-        }
-    buf_u64(reply, "cancelled", n);
-    return n || !has_slot ? CB_OK : fail(reply, CB_NOT_FOUND, "no request runs in this slot");
-}
-
-static int command_drain(struct daemon *d, const struct client *who, const char *argument,
-                         struct buf *reply)
-{
-    (void)who;
-    (void)argument;
-    daemon_drain(d, "by command");
-    buf_string(reply, "state", "draining");
-    buf_u64(reply, "active", d->seen.n_active);
-    buf_u64(reply, "waiting", d->seen.n_waiting);
-    return CB_OK;
-}
-
-static int command_stop(struct daemon *d, const struct client *who, const char *argument,
-                        struct buf *reply)
-{
-    (void)argument;
-    log_info(d->config.log, "stopped by uid %u", (unsigned)who->lease.uid);
-    daemon_stop(d);
-    buf_string(reply, "state", "stopped");
-    return CB_OK;
-}
-
 static const struct {
     const char *name;
-    int (*run)(struct daemon *d, const struct client *who, const char *argument, struct buf *reply);
+    admin_command_fn *run;
     bool needs_authority;
 } commands[] = {
-    {"clients", command_clients, false},   {"requests", command_requests, false},
-    {"settings", command_settings, false}, {"set", command_set, true},
-    {"cancel", command_cancel, false},     {"drain", command_drain, true},
-    {"stop", command_stop, true},
+    {"clients", command_clients, false}, {"requests", admin_requests, false},
+    {"why", admin_why, false},           {"settings", command_settings, false},
+    {"set", command_set, true},          {"cancel", admin_cancel, false},
+    {"pause", admin_pause, true},        {"resume", admin_resume, true},
+    {"drain", admin_drain, true},        {"stop", admin_stop, true},
 };
 
-int admin_command(struct daemon *d, const struct client *who, const char *command,
-                  const char *argument, struct buf *reply)
+int admin_command(struct daemon *d, struct client *who, const char *command, const char *argument,
+                  struct buf *reply)
 {
     int status = CB_BAD_COMMAND;
     buf_open(reply, NULL, '{');
@@ -258,12 +172,12 @@ int admin_command(struct daemon *d, const struct client *who, const char *comman
         if (strcmp(commands[i].name, command) != 0)
             continue;
         status = commands[i].needs_authority && !who->may_admin
-                     ? fail(reply, CB_DENIED, NULL)
+                     ? admin_fail(reply, CB_DENIED, NULL)
                      : commands[i].run(d, who, argument, reply);
         buf_close(reply, '}');
         return status;
     }
-    fail(reply, status, NULL);
+    admin_fail(reply, status, NULL);
     buf_close(reply, '}');
     return status;
 }

@@ -6,11 +6,16 @@
  *
  *   clients                lanes and connections; of other users only with authority
  *   requests               requests in the engine; likewise
+ *   why LANE[:SLOT]        what a request waits for, or those a lane has not got in; likewise
  *   settings               every setting: value, default, bounds, where it came from
  *   set NAME=VALUE         changes a LIVE setting                           (authority)
  *   cancel LANE[:SLOT]     cancels a lane's requests or one; own user's, others' with authority
- *   drain                  as SIGTERM                                       (authority)
- *   stop                   ends at once                                     (authority) */
+ *   pause                  no step runs until a resume                      (authority)
+ *   pause hold             ... as long as the connection lasts              (authority)
+ *   resume                 ends the connection's pause, or one that was left (authority)
+ *   resume all             ends all of them                                 (authority)
+ *   drain, stop            no new requests; ends when the others have       (authority)
+ *   stop hard              ends at once                                     (authority) */
 #ifndef CB_DAEMON_ADMIN_H
 #define CB_DAEMON_ADMIN_H
 
@@ -18,7 +23,7 @@
 
 /* A control_command; the reply is a JSON object, with "error" in it if the enum cb_status that is
  * returned is not CB_OK. */
-int admin_command(struct daemon *d, const struct client *who, const char *command,
-                  const char *argument, struct buf *reply);
+int admin_command(struct daemon *d, struct client *who, const char *command, const char *argument,
+                  struct buf *reply);
 
 #endif

@@ -227,6 +227,7 @@ int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hell
         .first_cursor = c->config.first_cursor,
     };
     cl->lane = cb_lane_init(cl->record.base, g, cl->up.base, cl->down.base, &config);
+    cb_lane_notice(cl->lane, c->notice);
     cl->slots = (struct client_slot *)(void *)((char *)cl->record.base + lane_bytes);
     for (uint32_t i = 0; i < g->n_slots; i++)
         cl->slots[i] = (struct client_slot){.client = cl, .slot = i};
@@ -295,6 +296,7 @@ void clients_close(struct clients *c, struct client *cl, enum cb_closed why)
     handshake_over(cl);
     if (cl->state == CLIENT_ADMIN)
         cl->quota->use.n_admins--;
+    clients_hold_pause(c, cl, false);
     if (cl->lane) {
         if (why == CB_CLOSED_BROKEN)
             lane_broken(c, cl);
@@ -367,12 +369,21 @@ void clients_request_over(struct clients *c, struct client_slot *s)
         client_release(c, cl);
 }
 
-void clients_notice(struct clients *c, uint32_t bits)
+void clients_hold_pause(struct clients *c, struct client *cl, bool holds)
 {
+    if (cl->holds_pause == holds)
+        return;
+    cl->holds_pause = holds;
+    c->n_holders += holds ? 1u : UINT32_MAX;
+}
+
+void clients_notice(struct clients *c, uint32_t bit, bool on)
+{
+    c->notice = on ? c->notice | bit : c->notice & ~bit;
     for (uint32_t i = 0; i < c->n_clients; i++) {
         struct client *cl = &c->table[i];
         if (cl->lane) {
-            cb_lane_notice(cl->lane, bits);
+            cb_lane_notice(cl->lane, c->notice);
             (void)cb_doorbell_send(cl->sock.fd, CB_RECORD_NOTICE);
             clients_flush(c, cl);
         }
@@ -434,8 +445,15 @@ int clients_check(const struct clients *c, const char **whyp)
         if (r == 0)
             r = quota_check(q, &counted, whyp);
     }
-    for (uint32_t i = 0; i < c->n_clients && r == 0; i++)
+    uint32_t n_holders = 0;
+    for (uint32_t i = 0; i < c->n_clients && r == 0; i++) {
         if (c->table[i].lane)
             r = cb_lane_check(c->table[i].lane, whyp);
+        n_holders += c->table[i].holds_pause;
+    }
+    if (r == 0 && n_holders != c->n_holders) {
+        *whyp = "clients: those that hold a pause are not as many as were counted";
+        r = -EUCLEAN;
+    }
     return r;
 }

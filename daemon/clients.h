@@ -72,6 +72,7 @@ struct client {
     struct cb_lease lease;
     struct quota *quota;
     bool may_admin;
+    bool holds_pause; /* while it is connected, no step runs (daemon/pause.h) */
 
     struct cb_lane *lane; /* WELCOMED and LIVE only */
     struct cb_segment up, down, record;
@@ -83,6 +84,7 @@ struct client {
     int guard;       /* of up (daemon/guard.h) */
     uint64_t bytes;  /* charged */
     bool waits;      /* cb_lane_wait was called: for credit outside the lane */
+    bool is_paused;  /* its requests are not run: its own wish */
     bool is_ringing; /* a socket bell is on its way */
 
     void *reply;      /* control's: the answer being sent */
@@ -109,6 +111,9 @@ struct clients {
     struct quotas *quotas;
     uint32_t n_clients, n_connections, n_lanes, last_lane_id;
     uint64_t lane_bytes;
+    uint32_t n_paused;  /* requests of lanes that are paused, at the last look */
+    uint32_t n_holders; /* clients with holds_pause */
+    uint32_t notice;    /* state bits of every lane */
     struct list free;
     bool has_credit; /* some request ended since intake last looked */
 };
@@ -147,8 +152,11 @@ void clients_request_taken(struct clients *c, struct client_slot *s, struct requ
                            uint32_t n_prompt, uint64_t now_ns);
 void clients_request_over(struct clients *c, struct client_slot *s);
 
-/* Sets the state bits of every lane. */
-void clients_notice(struct clients *c, uint32_t bits);
+/* Sets or clears a state bit of every lane, also of those to come. */
+void clients_notice(struct clients *c, uint32_t bit, bool on);
+
+/* Whether its connection keeps steps from running. */
+void clients_hold_pause(struct clients *c, struct client *cl, bool holds);
 
 /* The client of that lane, or NULL. */
 struct client *clients_find(struct clients *c, uint32_t lane_id);

@@ -21,7 +21,7 @@ struct control;
 struct daemon; /* what commands act on: only handed on here */
 
 /* Answers one command of `who`: an enum cb_status, and the reply a JSON object. */
-typedef int (*control_command)(struct daemon *d, const struct client *who, const char *command,
+typedef int (*control_command)(struct daemon *d, struct client *who, const char *command,
                                const char *argument, struct buf *reply);
 
 struct control_config {

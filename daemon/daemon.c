@@ -121,13 +121,19 @@ static void drain_due(struct loop_timer *t)
     daemon_stop(d);
 }
 
+/* Whether there is work that nobody has paused. */
+static bool should_move(const struct daemon *d, const struct engine_stats *now)
+{
+    return !d->pauses.is_on && now->n_active + now->n_waiting > d->clients->n_paused;
+}
+
 /* Set only while there is work, so an idle daemon is not woken by it. */
 static void watchdog_due(struct loop_timer *t)
 {
     struct daemon *d = list_entry(t, struct daemon, watchdog);
     uint64_t now = clock_now(d->config.clock);
     uint64_t limit_ns = d->config.settings->watchdog_ms * MS;
-    if (d->seen.n_active + d->seen.n_waiting == 0)
+    if (!should_move(d, &d->seen))
         return;
     if (now - d->progress_ns >= limit_ns) {
         cb_stats_add(d->config.stats, CB_STAT_watchdog, 1);
@@ -183,6 +189,7 @@ static int make_parts(struct daemon *d)
         return r;
     set_weights(d);
     d->clients->engine = d->deliver.engine = d->engine;
+    pauses_init(&d->pauses, d->engine, d->clients);
     const struct intake_config intake = {
         .settings = set,
         .clock = d->config.clock,
@@ -271,8 +278,8 @@ void daemon_drain(struct daemon *d, const char *why)
     cb_stats_set(d->config.stats, CB_STAT_draining, 1);
     control_refuse_all(d->control);
     intake_refuse_all(d->intake);
-    d->notice |= CB_NOTICE_DRAINING;
-    clients_notice(d->clients, d->notice);
+    pauses_end_all(&d->pauses);
+    clients_notice(d->clients, CB_NOTICE_DRAINING, true);
     d->clients->has_credit = true; /* what waits for credit is refused now */
     loop_timer_set(d->config.loop, &d->drain_due,
                    clock_now(d->config.clock) + d->config.settings->drain_timeout * 1000 * MS);
@@ -342,7 +349,8 @@ static void count(struct daemon *d)
     cb_stats_set(page, CB_STAT_requests_waiting, now.n_waiting);
     cb_stats_set(page, CB_STAT_blocks_free, now.n_free_blocks);
     cb_stats_set(page, CB_STAT_blocks_cached, now.n_cached_blocks);
-    bool has_work = now.n_active + now.n_waiting > 0;
+    cb_stats_set(page, CB_STAT_requests_paused, d->clients->n_paused);
+    bool has_work = should_move(d, &now);
     if (now.n_steps != d->seen.n_steps || !has_work)
         d->progress_ns = clock_now(d->config.clock);
     if (has_work && d->watchdog.at_ns == 0)
@@ -404,7 +412,7 @@ static int visit_undoze(struct daemon *d, struct client *cl)
 
 static int visit_look(struct daemon *d, struct client *cl)
 {
-    int r = cb_lane_look_again(cl->lane, false);
+    int r = cb_lane_look_again(cl->lane, cl->n_running > 0); /* if any, none may run */
     if (r < 0)
         clients_close(d->clients, cl, CB_CLOSED_BROKEN);
     return r != CB_LANE_NOTHING;
@@ -427,6 +435,13 @@ static bool still_spins(struct daemon *d)
     return (double)(now - d->idle_since_ns) < window_us * 1000;
 }
 
+/* How long it is to at_ns, at most max_ns. */
+static uint64_t until(uint64_t at_ns, uint64_t now_ns, uint64_t max_ns)
+{
+    uint64_t ns = at_ns > now_ns ? at_ns - now_ns : 0;
+    return ns < max_ns ? ns : max_ns;
+}
+
 static void go_to_sleep(struct daemon *d)
 {
     uint64_t max_ns = LOOP_FOREVER;
@@ -434,6 +449,7 @@ static void go_to_sleep(struct daemon *d)
         max_ns = d->config.settings->net_ms * MS;
     if (!d->is_populated && max_ns > POPULATE_QUIET_NS)
         max_ns = POPULATE_QUIET_NS;
+    max_ns = until(engine_next_ns(d->engine), clock_now(d->config.clock), max_ns);
     (void)visit_lanes(d, visit_doze);
     cb_lane_doze_fence();
     if (visit_lanes(d, visit_look) == 0) {
@@ -458,6 +474,7 @@ void daemon_turn(struct daemon *d)
     (void)loop_serve(d->config.loop);
     if (d->state == DAEMON_STOPPED)
         return;
+    pauses_settle(&d->pauses);
     bool more = intake_drain(d->intake);
     int r = engine_step(d->engine);
     deliver_flush(&d->deliver);

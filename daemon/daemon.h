@@ -7,7 +7,8 @@
  *   SERVING ──drain──▶ DRAINING ──nothing left, or drain_timeout──▶ STOPPED
  *       └────────────────stop─────────────────────────────────────────▲
  *
- * DRAINING: no new lane, no new request; what was accepted ends. STOPPED with requests unfinished:
+ * DRAINING: no new lane, no new request; what was accepted ends, and no pause keeps it from that but
+ * its client's own. STOPPED with requests unfinished:
  * daemon_free ends them as failed, CB_STOPPED, before it closes their lanes as stopped. */
 #ifndef CB_DAEMON_DAEMON_H
 #define CB_DAEMON_DAEMON_H
@@ -20,6 +21,7 @@
 #include "daemon/deliver.h"
 #include "daemon/engine.h"
 #include "daemon/intake.h"
+#include "daemon/pause.h"
 #include "daemon/settings_resolve.h"
 
 struct daemon_config {
@@ -48,6 +50,7 @@ struct daemon {
     struct intake *intake;
     struct control *control;
     struct deliver deliver;
+    struct pauses pauses;
     struct loop_timer drain_due, watchdog;
     struct engine_stats seen; /* at the last turn */
     uint64_t progress_ns;     /* when work last moved, or there was none */
@@ -56,7 +59,6 @@ struct daemon {
     uint64_t worked_ns;       /* when the last turn with work ended */
     bool is_populated;        /* every cache block has memory */
     bool may_spin;            /* there are cores to spin on   */
-    uint32_t notice;
 };
 
 /* What the settings depend on, as far as the model tells (NULL: it is not open yet). */

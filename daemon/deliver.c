@@ -11,17 +11,21 @@ void deliver_init(struct deliver *d, struct clients *clients, struct cb_stats_pa
     *d = (struct deliver){.clients = clients, .stats = stats, .clock = clock};
 }
 
-/* Cancel words of all lanes. A lane that turns out broken is closed, which cancels all it has. */
+/* Pause and cancel words of all lanes. No step is on the device now. */
 static void deliver_look(void *ctx)
 {
     struct deliver *d = ctx;
     struct list *l, *after, *k, *behind;
+    d->clients->n_paused = 0;
     list_for_each (l, after, &d->clients->quotas->used) {
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);
+            cl->is_paused = cb_lane_look_pause(cl->lane);
             if (cl->n_running == 0)
                 continue;
+            if (cl->is_paused)
+                d->clients->n_paused += cl->n_running;
             uint32_t n = cb_lane_look_cancels(cl->lane, d->slots);
             for (uint32_t i = 0; i < n; i++)
                 if (cl->slots[d->slots[i]].request)

@@ -36,6 +36,7 @@ struct engine {
     uint32_t *probe_blocks;
     struct list ending; /* end decided, not yet carried out */
 
+    bool is_paused;
     bool in_flight; /* the batch is on the device, as `ticket` */
     uint64_t ticket;
     uint64_t submit_ns; /* when it went there                                      */
@@ -538,6 +539,18 @@ static void audit(struct engine *e)
     repair(e);
 }
 
+void engine_pause(struct engine *e, bool paused)
+{
+    while (is_running(e))
+        ;
+    e->is_paused = paused;
+}
+
+uint64_t engine_next_ns(const struct engine *e)
+{
+    return e->next_deadline_ns;
+}
+
 static int step(struct engine *e)
 {
     bool was_in_flight = e->in_flight;
@@ -546,7 +559,7 @@ static int step(struct engine *e)
     look(e);
     bool any_ended = end_decided(e);
     audit(e);
-    bool launched = launch(e) == 0;
+    bool launched = !e->is_paused && launch(e) == 0;
     if (is_running(e))
         return ENGINE_RUNNING;
     any_ended |= end_decided(e);
@@ -625,6 +638,8 @@ void engine_request_info(const struct request *r, struct request_info *info)
         .max_new_tokens = r->max_new_tokens,
         .n_cached = r->past,
         .n_blocks = r->table.n_blocks,
+        .priority = r->priority,
+        .is_paused = request_is_paused(r),
         .n_soft_resets = r->n_soft_resets,
         .submitted_ns = r->end.submitted_ns,
         .owner = r->owner,

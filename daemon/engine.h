@@ -114,6 +114,13 @@ void engine_request_why(const struct engine *e, const struct request *r, char *t
  * twice is fine. */
 void engine_cancel(struct engine *e, struct request *r);
 
+/* While it is paused no step runs; requests come and go, cancels and deadlines end them as ever.
+ * Waits for a step on the device. */
+void engine_pause(struct engine *e, bool paused);
+
+/* When something ends by itself though nothing runs: the next deadline, or UINT64_MAX. */
+uint64_t engine_next_ns(const struct engine *e);
+
 /* One step: 0 if something ran or ended, else ENGINE_IDLE or ENGINE_RUNNING. Never fails as a
  * whole: what a step breaks ends with FINISH_ERROR. */
 int engine_step(struct engine *e);
@@ -150,6 +157,8 @@ struct request_info { /* what an operator asks about one */
     enum request_phase phase;
     uint32_t uid, n_prompt, n_generated, max_new_tokens;
     uint32_t n_cached, n_blocks; /* tokens with keys in the cache; blocks held */
+    uint8_t priority;
+    bool is_paused;
     uint32_t n_soft_resets;
     uint64_t submitted_ns;
     void *owner;

@@ -227,6 +227,7 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
         .uid = cl->lease.uid,
         .cache_salt = i->parsed.cache_salt,
         .n_cache_salt = i->parsed.n_cache_salt,
+        .paused = &cl->is_paused,
         .owner = slot,
     };
     struct cb_lane_forecast told;

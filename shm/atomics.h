@@ -10,7 +10,7 @@
  *   cb_fence()                           sequentially consistent fence
  *   cb_copy_in(dst, src, bytes)          out of shared memory, relaxed words; bytes % 4 == 0
  *   cb_copy_out(dst, src, bytes)         into shared memory, likewise
- *   cb_pause()                           one turn of a spin loop */
+ *   cb_spin_hint()                           one turn of a spin loop */
 #ifndef CB_SHM_ATOMICS_H
 #define CB_SHM_ATOMICS_H
 
@@ -40,9 +40,9 @@ typedef _Atomic uint64_t cb_atomic64;
 #define cb_fence() atomic_thread_fence(memory_order_seq_cst)
 
 #if defined(__x86_64__)
-#define cb_pause() __builtin_ia32_pause()
+#define cb_spin_hint() __builtin_ia32_pause()
 #else
-#define cb_pause() ((void)0)
+#define cb_spin_hint() ((void)0)
 #endif
 
 /* In atomics.c, never inlined: the compiler can't read the source again after a check. */

@@ -50,8 +50,10 @@ enum cb_wake { CB_WAKE_FUTEX = 0, CB_WAKE_SOCKET = 1 };
 #define CB_FEATURE_SAMPLING 0x4ull  /* options of requests: format.h */
 #define CB_FEATURE_LOGPROBS 0x8ull  /* planes of results */
 #define CB_FEATURE_DEFAULTS 0x10ull /* welcome.defaults and seed */
-#define CB_FEATURES         (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS | CB_FEATURE_DEFAULTS)
-#define CB_FEATURES_MUST    0xffffffff00000000ull
+#define CB_FEATURE_PAUSE    0x20ull /* up_hot.pause, down_hot.pause_seen */
+#define CB_FEATURES \
+    (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS | CB_FEATURE_DEFAULTS | CB_FEATURE_PAUSE)
+#define CB_FEATURES_MUST 0xffffffff00000000ull
 
 struct cb_hello {
     struct cb_record_head head;
@@ -101,8 +103,8 @@ struct cb_plain_record { /* READY, BYE, BELL, NOTICE */
     uint8_t reserved[248];
 };
 
-/* A command with its argument, as text: "status", "clients", "requests", "settings", "set",
- * "cancel", "drain", "stop". */
+/* A command with its argument, as text: "clients", "requests", "why", "settings", "set",
+ * "cancel", "pause", "resume", "drain", "stop". */
 struct cb_admin {
     struct cb_record_head head;
     uint32_t command_bytes, argument_bytes;

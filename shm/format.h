@@ -56,6 +56,9 @@ struct cb_up_hot {
     /* client; relaxed, then a full fence before it looks again. Odd: asleep, by a number of its own
      * for each sleep */
     alignas(128) cb_atomic32 parked;
+    /* client; relaxed, then a full fence before it looks at doze. Odd: its requests shall not run;
+     * a new odd number for each pause. Feature CB_FEATURE_PAUSE */
+    cb_atomic32 pause;
     /* client; plain, for display only. The daemon prints neither without cleaning it */
     alignas(128) char name[CB_NAME_MAX];
     cb_atomic64 heartbeat;
@@ -63,6 +66,7 @@ struct cb_up_hot {
 static_assert(offsetof(struct cb_up_hot, req_sent) == 0, "format 1");
 static_assert(offsetof(struct cb_up_hot, res_taken) == 128, "format 1");
 static_assert(offsetof(struct cb_up_hot, parked) == 256, "format 1");
+static_assert(offsetof(struct cb_up_hot, pause) == 260, "format 1");
 static_assert(offsetof(struct cb_up_hot, name) == 384, "format 1");
 static_assert(offsetof(struct cb_up_hot, heartbeat) == 448, "format 1");
 static_assert(sizeof(struct cb_up_hot) == 512, "format 1");
@@ -232,12 +236,15 @@ struct cb_down_hot {
     /* daemon; relaxed, then a full fence before it looks at parked */
     alignas(128) cb_atomic32 closed;
     cb_atomic32 notice;
+    /* daemon; release, behind all tokens of the steps before: `pause` as it now acts on it */
+    cb_atomic32 pause_seen;
 };
 static_assert(offsetof(struct cb_down_hot, res_sent) == 128, "format 1");
 static_assert(offsetof(struct cb_down_hot, bell) == 256, "format 1");
 static_assert(offsetof(struct cb_down_hot, doze) == 384, "format 1");
 static_assert(offsetof(struct cb_down_hot, closed) == 512, "format 1");
 static_assert(offsetof(struct cb_down_hot, notice) == 516, "format 1");
+static_assert(offsetof(struct cb_down_hot, pause_seen) == 520, "format 1");
 
 enum cb_slot_state {
     CB_SLOT_FREE = 0,

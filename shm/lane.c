@@ -394,6 +394,9 @@ int cb_lane_look_again(struct cb_lane *lane, bool paused)
 
     if (lane->closed)
         return CB_LANE_NOTHING;
+    /* Relaxed, as the others: after cb_lane_doze_fence. */
+    if (cb_load32(&lane->up_hot->pause, CB_RELAXED) != lane->pause)
+        return CB_LANE_ENTRY;
     if (paused) {
         for (uint32_t i = 0; i < lane->n_active; i++) {
             const struct lane_slot *s = &lane->slots[lane->active[i]];

@@ -140,6 +140,10 @@ void cb_lane_logprobs(struct cb_lane *lane, uint32_t slot, const struct cb_lane_
 void cb_lane_prompt_logprobs(struct cb_lane *lane, uint32_t slot, uint32_t index,
                              const struct cb_lane_logprobs *l);
 
+/* Whether the client wants its requests not to run now; before each step is scheduled. That this is
+ * acted on is published by the next flush, so none of them may be in a step then. */
+bool cb_lane_look_pause(struct cb_lane *lane);
+
 struct cb_lane_end {
     enum cb_slot_state state; /* FINISHED, CANCELLED or FAILED */
     uint32_t finish;          /* enum cb_finish_reason, perhaps | CB_FINISH_STOP_ID */
@@ -169,7 +173,8 @@ void cb_lane_answered(struct cb_lane *lane);
 
 /* Before the loop sleeps: doze in every lane, then one cb_lane_doze_fence, then cb_lane_look_again
  * in every lane; sleep only if all give CB_LANE_NOTHING. Afterwards undoze in every lane.
- * look_again: CB_LANE_ENTRY if a peek or, if paused, look_cancels would find something; -EPROTO. */
+ * look_again: CB_LANE_ENTRY if a peek, look_pause or, where requests of the lane are paused,
+ * look_cancels would find something; -EPROTO. */
 void cb_lane_doze(struct cb_lane *lane);
 void cb_lane_doze_fence(void);
 int cb_lane_look_again(struct cb_lane *lane, bool paused);
@@ -287,6 +292,12 @@ void cb_lane_client_slot(const struct cb_lane_client *lc, uint32_t slot, struct 
 int cb_lane_client_park(struct cb_lane_client *lc, uint32_t *bellp);
 void cb_lane_client_unpark(struct cb_lane_client *lc);
 const cb_atomic32 *cb_lane_client_bell_word(const struct cb_lane_client *lc);
+
+/* Asks that the lane's requests not run, or run again. 0 or CB_LANE_RING. is_paused: the daemon acts
+ * on the last pause that was asked for, and every token made before can be seen (acquire); looked at
+ * like a notice, it lets park sleep again. */
+int cb_lane_client_pause(struct cb_lane_client *lc, bool pause);
+bool cb_lane_client_is_paused(struct cb_lane_client *lc);
 
 /* enum cb_closed, and CB_NOTICE_* bits; at each submit, poll and wait. A notice that changed since
  * it was last read here keeps park from sleeping. */

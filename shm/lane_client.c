@@ -18,8 +18,9 @@ struct cb_lane_client {
     const struct cb_down_hot *down_hot;
     struct cb_ring_out req;
     struct cb_ring_in res;
-    uint32_t parked; /* the last epoch stored: odd while asleep */
-    uint32_t notice; /* as the library last read it */
+    uint32_t parked;            /* the last epoch stored: odd while asleep */
+    uint32_t notice;            /* as the library last read it */
+    uint32_t pause, pause_seen; /* as stored; as the library last read it */
     /* The last doze for which a bell was sent. Private, but any thread may store it. Relaxed: an
      * older number costs a bell too many. */
     _Atomic uint32_t rung;
@@ -203,6 +204,23 @@ int cb_lane_client_cancel(struct cb_lane_client *lc, uint32_t slot, uint32_t gen
     return ring_if_dozing(lc);
 }
 
+int cb_lane_client_pause(struct cb_lane_client *lc, bool pause)
+{
+    lc->pause = pause ? (lc->pause + 1) | 1 : (lc->pause + 1) & ~1u;
+    /* Relaxed, then full: the word before the look at doze; the daemon sets doze, fences, looks
+     * here. */
+    cb_store32(&lc->up_hot->pause, lc->pause, CB_RELAXED);
+    cb_fence();
+    return ring_if_dozing(lc);
+}
+
+bool cb_lane_client_is_paused(struct cb_lane_client *lc)
+{
+    /* Acquire: with it comes every token of the steps before. */
+    lc->pause_seen = cb_load32(&lc->down_hot->pause_seen, CB_ACQUIRE);
+    return lc->pause & 1 && lc->pause_seen == lc->pause;
+}
+
 int cb_lane_client_free(struct cb_lane_client *lc, uint32_t slot)
 {
     assert(slot < lc->g.n_slots && lc->n_free < lc->g.n_slots);
@@ -346,6 +364,7 @@ int cb_lane_client_park(struct cb_lane_client *lc, uint32_t *bellp)
     /* Relaxed: only whether to sleep; who then reads results loads them with acquire. */
     if (cb_load64(&lc->down_hot->res_sent, CB_RELAXED) != lc->res.taken ||
         cb_load32(&lc->down_hot->notice, CB_RELAXED) != lc->notice ||
+        cb_load32(&lc->down_hot->pause_seen, CB_RELAXED) != lc->pause_seen ||
         cb_load32(&lc->down_hot->closed, CB_RELAXED) != CB_CLOSED_NO)
         return CB_LANE_ENTRY;
     return CB_LANE_NOTHING;

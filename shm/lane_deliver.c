@@ -177,6 +177,15 @@ uint32_t cb_lane_look_cancels(struct cb_lane *lane, uint32_t *slots)
     return n;
 }
 
+bool cb_lane_look_pause(struct cb_lane *lane)
+{
+    /* Relaxed: carries no data. */
+    lane->pause = cb_load32(&lane->up_hot->pause, CB_RELAXED);
+    if (lane->pause != lane->pause_told)
+        lane->dirty = true;
+    return lane->pause & 1;
+}
+
 /* ---- deliver --------------------------------------------------------------------------------- */
 
 /* Writes TOKENS entries for touched slots that have none unread; keeps those that have one. */
@@ -224,7 +233,12 @@ int cb_lane_flush(struct cb_lane *lane)
         return r;
     announce(lane);
     cb_ring_out_publish(&lane->res);
-    /* Full: `emitted`, res.sent, notice and closed come before the looks at res.taken and parked.
+    if (lane->pause_told != lane->pause) {
+        lane->pause_told = lane->pause;
+        /* Release: every `emitted` stored so far comes before. */
+        cb_store32(&lane->down_hot->pause_seen, lane->pause, CB_RELEASE);
+    }
+    /* Full: `emitted`, res.sent, notice, closed and pause_seen come before the looks at res.taken and parked.
      * The client does the reverse: gives back or parks, fences, looks. */
     cb_fence();
     if (lane->n_touched) {

@@ -52,8 +52,9 @@ struct cb_lane {
 
     bool dirty;
     uint32_t closed, notice;
-    uint32_t parked, answered; /* last seen; last one that was rung */
-    uint32_t doze;             /* as stored: odd while asleep */
+    uint32_t pause, pause_told; /* the client's word, last looked at; told to be acted on */
+    uint32_t parked, answered;  /* last seen; last one that was rung */
+    uint32_t doze;              /* as stored: odd while asleep */
     uint32_t bell;
 
     uint64_t n_requests;

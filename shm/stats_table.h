@@ -47,7 +47,8 @@
     X(offloads,           COUNTER, "requests", "preempted for want of cache, their blocks put aside") \
     X(restores,           COUNTER, "requests", "went on with blocks that had been put aside")         \
     X(tokens_recomputed,  COUNTER, "tokens",   "computed though they had been: resets, restarts")     \
-    X(blocks_aside,       GAUGE,   "blocks",   "blocks put aside in cpu_offload_space")
+    X(blocks_aside,       GAUGE,   "blocks",   "blocks put aside in cpu_offload_space")  \
+    X(requests_paused,    GAUGE,   "requests", "of those active or waiting, paused by their client")
 
 #define CB_HISTOGRAMS_TABLE(X)                                                                    \
     X(time_to_first_token_ns, "from acceptance to a request's first token")                       \

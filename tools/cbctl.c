@@ -23,10 +23,14 @@ static const struct command {
     {"bench", cmd_bench, "measure tokens a second and latencies"},
     {"clients", cmd_admin, "who is connected, and what each holds"},
     {"requests", cmd_admin, "what runs and what waits"},
-    {"settings", cmd_admin, "every setting with its value; `settings KEY VALUE` changes one"},
+    {"why", cmd_admin, "what a request waits for"},
+    {"settings", cmd_admin, "every setting with its value"},
+    {"set", cmd_admin, "change a setting that may change while the daemon runs"},
     {"cancel", cmd_admin, "end a request, or all of a lane, as `requests` names them"},
+    {"pause", cmd_pause, "no step runs until `resume`, or while a command runs"},
+    {"resume", cmd_admin, "take a pause back"},
     {"drain", cmd_admin, "finish what was accepted, take nothing new, then stop"},
-    {"stop", cmd_admin, "stop now; what runs ends with an error"},
+    {"stop", cmd_admin, "the same; --hard: now, what runs ends with an error"},
 };
 enum { N_COMMANDS = sizeof commands / sizeof commands[0] };
 

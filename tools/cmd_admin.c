@@ -1,5 +1,5 @@
-/* The commands that are one question to the daemon and one answer: clients, requests, settings,
- * cancel, drain, stop. The daemon answers in JSON, which is shown as it is: a new column needs no
+/* The commands that are one question to the daemon and one answer: clients, requests, why, settings,
+ * set, cancel, resume, drain, stop. The daemon answers in JSON, which is shown as it is: a new column needs no
  * line here. */
 #include <argp.h>
 #include <jansson.h>
@@ -18,7 +18,10 @@ struct parse_state {
     char argument[208];
     size_t n_arguments;
     bool too_long;
+    bool flag; /* the form's own option */
 };
+
+enum { KEY_FLAG = 256 };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
@@ -28,6 +31,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case 'j':
         ps->ctl.json = true;
+        return 0;
+    case KEY_FLAG:
+        ps->flag = true;
         return 0;
     case ARGP_KEY_ARG:
         if (used + strlen(arg) + 2 > sizeof ps->argument)
@@ -41,26 +47,42 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     }
 }
 
-static const struct argp_option options[] = {
+static const struct argp_option plain_options[] = {
     {"json", 'j', NULL, 0, "print the daemon's JSON", 0},
     {0},
 };
 
-/* How many arguments each command takes; their names for --help. */
+/* How many arguments each command takes; their names for --help. An option of its own is sent as an
+ * argument. */
 static const struct form {
     const char *command;
     size_t least, most;
     const char *arguments, *doc;
+    const char *flag, *flag_doc;
 } forms[] = {
-    {"clients", 0, 0, NULL, "Who is connected, and what each holds."},
-    {"requests", 0, 0, NULL, "What runs and what waits."},
+    {"clients", 0, 0, NULL, "Who is connected, and what each holds.", NULL, NULL},
+    {"requests", 0, 0, NULL, "What runs and what waits.", NULL, NULL},
+    {"why", 1, 1, "LANE[:SLOT]",
+     "What a request waits for, as `cbctl requests` names it; or what keeps a lane's next request "
+     "from being taken in.",
+     NULL, NULL},
     {"settings", 0, 2, "[KEY [VALUE]]",
      "Every setting with its value, one of them, or a new value for one that may change while the "
-     "daemon runs."},
+     "daemon runs.",
+     NULL, NULL},
+    {"set", 2, 2, "KEY VALUE",
+     "A new value for a setting that may change while the daemon runs: those that `cbctl settings` "
+     "shows as live.",
+     NULL, NULL},
     {"cancel", 1, 1, "LANE[:SLOT]",
-     "Ends a request, or all of a lane; LANE and SLOT as `cbctl requests` prints them."},
-    {"drain", 0, 0, NULL, "Finishes what was accepted, takes nothing new, then stops the daemon."},
-    {"stop", 0, 0, NULL, "Stops the daemon now; what runs ends with an error."},
+     "Ends a request, or all of a lane; LANE and SLOT as `cbctl requests` prints them.", NULL,
+     NULL},
+    {"resume", 0, 0, NULL, "Takes back one pause that was left by `cbctl pause`.", "all",
+     "all of them, and those that connections hold"},
+    {"drain", 0, 0, NULL, "Finishes what was accepted, takes nothing new, then stops the daemon.",
+     NULL, NULL},
+    {"stop", 0, 0, NULL, "Finishes what was accepted, takes nothing new, then stops the daemon.",
+     "hard", "stops it now; what runs ends with an error"},
 };
 
 /* "3" or "3:12"; which of them there are, the daemon knows. */
@@ -101,7 +123,13 @@ int cmd_admin(const struct cbctl *ctl, int argc, char **argv)
 
     while (strcmp(form->command, ctl->command) != 0)
         form++;
-    const struct argp argp = {options, parse, form->arguments, form->doc, NULL, NULL, NULL};
+    const struct argp_option options[] = {
+        plain_options[0],
+        {form->flag, KEY_FLAG, NULL, 0, form->flag_doc, 0},
+        {0},
+    };
+    const struct argp argp = {
+        form->flag ? options : plain_options, parse, form->arguments, form->doc, NULL, NULL, NULL};
 
     char **words = malloc(((size_t)argc + 2) * sizeof *words);
     if (!words) {
@@ -117,12 +145,13 @@ int cmd_admin(const struct cbctl *ctl, int argc, char **argv)
                        form->arguments ? form->arguments : "");
         return CBCTL_USAGE;
     }
-    if (strcmp(form->command, "cancel") == 0 && !is_place(ps.argument)) {
+    if (form->arguments && strncmp(form->arguments, "LANE", 4) == 0 && !is_place(ps.argument)) {
         cbctl_complain(ctl, "\"%s\" is no LANE or LANE:SLOT, as `cbctl requests` prints them",
                        ps.argument);
         return CBCTL_USAGE;
     }
-    r = talk(ctl->instance, ps.n_arguments == 2 ? "set" : form->command, ps.argument, &reply);
+    r = talk(ctl->instance, ps.n_arguments == 2 ? "set" : form->command,
+             ps.flag ? form->flag : ps.argument, &reply);
     error = json_string_value(json_object_get(reply, "error"));
     if (r) {
         cbctl_complain(ctl, "%s", error ? error : cb_message());

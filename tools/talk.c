@@ -71,27 +71,30 @@ static int receive_all(int sock, struct answer *a)
     }
 }
 
-int talk(const char *instance, const char *command, const char *argument, json_t **replyp)
+int talk_open(const char *instance)
+{
+    struct cb_options options;
+
+    cb_options_init(&options);
+    options.instance = instance;
+    return cb_find_socket(&options);
+}
+
+int talk_ask(int sock, const char *command, const char *argument, json_t **replyp)
 {
     struct cb_admin record = {
         .head = {CB_RECORD_MAGIC, CB_RECORD_ADMIN, 0},
         .command_bytes = (uint32_t)strlen(command),
         .argument_bytes = (uint32_t)strlen(argument),
     };
-    struct cb_options options;
     struct answer answer = {0};
-    int sock, r;
+    int r;
 
     *replyp = NULL;
     if (strlen(command) >= sizeof record.command || strlen(argument) >= sizeof record.argument)
         return cb_fail_at("the command is too long", CB_INVALID, 0, 0);
     memcpy(record.command, command, strlen(command));
     memcpy(record.argument, argument, strlen(argument));
-    cb_options_init(&options);
-    options.instance = instance;
-    sock = cb_find_socket(&options);
-    if (sock < 0)
-        return sock;
     /* Who hung up already may have said why: that is read next. */
     if (send(sock, &record, sizeof record, MSG_NOSIGNAL) < 0 && errno != EPIPE &&
         errno != ECONNRESET)
@@ -103,6 +106,17 @@ int talk(const char *instance, const char *command, const char *argument, json_t
     if (!r && !*replyp)
         r = cb_fail_at("the daemon's answer is not JSON", CB_BAD_RECORD, 0, 0);
     free(answer.text);
+    return r;
+}
+
+int talk(const char *instance, const char *command, const char *argument, json_t **replyp)
+{
+    int sock = talk_open(instance), r;
+
+    *replyp = NULL;
+    if (sock < 0)
+        return sock;
+    r = talk_ask(sock, command, argument, replyp);
     close(sock);
     return r;
 }

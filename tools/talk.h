@@ -1,4 +1,4 @@
-/* tools/talk.h - one command over the daemon's control socket, one JSON answer. */
+/* tools/talk.h - commands over the daemon's control socket, a JSON answer to each. */
 #ifndef CB_TOOLS_TALK_H
 #define CB_TOOLS_TALK_H
 
@@ -8,5 +8,10 @@
  * caller's json_decref. A negative enum cb_status else; then cb_message() says why, or, if the
  * daemon refused the command, *replyp is its answer, with "error" in words. Waits up to 10 s. */
 int talk(const char *instance, const char *command, const char *argument, json_t **replyp);
+
+/* The same in two steps, for who wants the connection to last: a socket to close, or a negative enum
+ * cb_status; and one command, again and again. */
+int talk_open(const char *instance);
+int talk_ask(int sock, const char *command, const char *argument, json_t **replyp);
 
 #endif

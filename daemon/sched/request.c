@@ -148,6 +148,7 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
         .priority = spec->priority,
         .deadline_ns = spec->deadline_ns,
         .uid = spec->uid,
+        .paused = spec->paused,
         .owner = spec->owner,
         .end = {.submitted_ns = now_ns, .n_prompt = spec->n_prompt},
     };

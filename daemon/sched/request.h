@@ -62,6 +62,7 @@ struct request_spec {
     uint32_t uid;                        /* whose quota                     */
     const void *cache_salt; /* blocks are shared with all that name it; NULL: within the uid    */
     uint32_t n_cache_salt;  /* bytes                                                            */
+    const bool *paused;     /* while true it is not run; looked at each step; NULL: never */
     void *owner;            /* the sink's: which lane and slot */
     uint32_t child_idx;     /* 0, or which continuation of a prompt it is: other draws */
 };
@@ -114,6 +115,7 @@ struct request {
 
     uint64_t deadline_ns;
     uint32_t uid;
+    const bool *paused; /* its owner's, or NULL */
     void *owner;
     struct request_end end; /* end.finish is set as soon as the end is decided, and never again */
 };
@@ -155,6 +157,12 @@ uint64_t requests_n_tokens(const struct requests *p);
 static inline uint32_t request_n_generated(const struct request *r)
 {
     return r->n_ids - r->n_prompt;
+}
+
+/* It keeps its place and, while nobody else needs them, its blocks. */
+static inline bool request_is_paused(const struct request *r)
+{
+    return r->paused && *r->paused;
 }
 
 /* Whether some of its prompt's log-probabilities are still to be told: it must compute that part. */

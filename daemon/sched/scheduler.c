@@ -162,12 +162,12 @@ int scheduler_plan(struct scheduler *s, struct batch *b, uint64_t now_ns, struct
 {
     assert(b->n_entries == 0);
     s->load.is_known = false;
-    if (s->n_starved > 0)
+    if (!(s->wants_room && scheduler_yield(s)) && s->n_starved > 0)
         scheduler_relieve(s);
     struct request *without_room;
     do {
         without_room = scheduler_fill(s, b, now_ns);
-    } while (b->n_entries == 0 && without_room && scheduler_relieve(s));
+    } while (b->n_entries == 0 && without_room && (scheduler_yield(s) || scheduler_relieve(s)));
     if (b->n_entries > 0)
         return 0;
     *stuckp = without_room;

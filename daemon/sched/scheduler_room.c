@@ -36,6 +36,21 @@ static void wait_again(struct scheduler *s, struct request *r)
     s->admission_shut = true;
 }
 
+bool scheduler_yield(struct scheduler *s)
+{
+    bool was_shut = s->admission_shut;
+    for (struct list *link = s->active.prev; link != &s->active; link = link->prev) {
+        struct request *r = list_entry(link, struct request, link);
+        if (!request_is_paused(r))
+            continue;
+        give_up(s, r);
+        wait_again(s, r);
+        s->admission_shut = was_shut && s->n_active > 0;
+        return true;
+    }
+    return false;
+}
+
 /* They wait in the order in which they were active. */
 bool scheduler_relieve(struct scheduler *s)
 {

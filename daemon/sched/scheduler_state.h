@@ -21,6 +21,7 @@ struct scheduler {
     uint32_t n_aside;    /* waiting requests whose blocks are in the pool        */
     uint32_t n_starved;  /* active requests with starved_tokens != 0             */
     bool admission_shut; /* after a soft reset, until an active request leaves   */
+    bool wants_room;     /* the last plan left somebody out for want of room     */
     struct {
         bool is_known; /* since the last plan                             */
         uint64_t n_tokens, n_limit;
@@ -41,6 +42,9 @@ struct request *scheduler_fill(struct scheduler *s, struct batch *b, uint64_t no
 /* scheduler_room.c. Soft resets active requests until the starved ones that are left fit, or one
  * active one is left: whether any was. They wait again, and admission is shut. */
 bool scheduler_relieve(struct scheduler *s);
+/* The newest active request that is paused gives way, and waits again: whether there is one. Nobody
+ * waits for it to end, for it may not go on. */
+bool scheduler_yield(struct scheduler *s);
 /* Soft resets one whom r, which waits, may press for n_blocks more: whether there is one, and it is
  * of use. */
 bool scheduler_press(struct scheduler *s, const struct request *r, uint32_t n_blocks);

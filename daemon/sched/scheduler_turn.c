@@ -105,6 +105,7 @@ static void note_starved(struct scheduler *s, struct budget *left, struct reques
     bool waits = r->phase == REQUEST_WAITING;
     if (!left->without_room)
         left->without_room = r;
+    s->wants_room = true;
     if (!waits) {
         r->starved_tokens = o->past + o->n_tokens;
         s->n_starved++;
@@ -176,10 +177,12 @@ static bool is_held_off(const struct scheduler *s, const struct batch *b, const 
 static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left, struct request *r)
 {
     bool decodes = r->phase == REQUEST_DECODING;
-    if (r->parent || contradicts_itself(r))
+    if (r->parent || request_is_paused(r) || contradicts_itself(r))
         return PASSED_OVER;
-    if (!decodes && is_held_off(s, b, left, r))
+    if (!decodes && is_held_off(s, b, left, r)) {
+        s->wants_room |= left->below_margin;
         return LIKE_IT_NONE;
+    }
     if (left->tokens == 0 || (!decodes && left->prefill_tokens == 0))
         return LIKE_IT_NONE;
     struct offer o = offer_to(s, left, r);
@@ -222,15 +225,20 @@ static bool is_passed_over(const struct scheduler *s, const struct budget *left)
 
 struct request *scheduler_fill(struct scheduler *s, struct batch *b, uint64_t now_ns)
 {
-    uint32_t n_decoding = 0;
+    uint32_t n_decoding = 0, n_able = 0;
     struct request *r;
     policy_begin(s->policy, &s->active, s->n_aside > 0, now_ns);
     s->n_starved = 0;
+    s->wants_room = false;
     for (const struct list *link = s->active.next; link != &s->active; link = link->next) {
         r = list_entry(link, struct request, link);
+        bool is_able = !request_is_paused(r);
         r->starved_tokens = 0;
-        n_decoding += r->phase == REQUEST_DECODING;
+        n_able += is_able;
+        n_decoding += is_able && r->phase == REQUEST_DECODING;
     }
+    if (n_able == 0)
+        s->admission_shut = false; /* who is paused might never open it */
     struct budget left = budget_init(s, n_decoding, now_ns);
     if (s->admission_shut && !left.ranked)
         policy_skip_waiting(s->policy);

@@ -89,7 +89,9 @@ void scheduler_why(const struct scheduler *s, const struct request *r, uint64_t 
         say(&w, "its end is decided; it leaves with the next step");
         return;
     }
-    if (r->parent) {
+    if (request_is_paused(r)) {
+        say(&w, "its client has paused it");
+    } else if (r->parent) {
         say(&w, "it waits for the first continuation of its prompt, which computes that for both");
     } else if (r->phase == REQUEST_WAITING) {
         say_place(&w, s, r, now_ns);

@@ -51,6 +51,7 @@ struct fake {
     void *memory;
     struct cb_lane *lane;
     uint32_t noticed;
+    bool paused; /* by the client */
     struct running running[SLOTS_MAX];
     uint32_t n_muted[SLOTS_MAX];
 };
@@ -380,7 +381,7 @@ static bool flush(struct fake *f)
 
 static bool anything_runs(const struct fake *f)
 {
-    if (atomic_load(&f->held) && !atomic_load(&f->steps))
+    if (f->paused || (atomic_load(&f->held) && !atomic_load(&f->steps)))
         return false;
     for (uint32_t i = 0; i < f->g.n_slots; i++)
         if (f->running[i].active)
@@ -408,7 +409,7 @@ static void doze(struct fake *f)
     char byte[64];
     cb_lane_doze(f->lane);
     cb_lane_doze_fence();
-    if (cb_lane_look_again(f->lane, atomic_load(&f->held)) == CB_LANE_NOTHING ||
+    if (cb_lane_look_again(f->lane, atomic_load(&f->held) || f->paused) == CB_LANE_NOTHING ||
         atomic_load(&f->deaf))
         poll(p, 2, 10000);
     cb_lane_undoze(f->lane);
@@ -422,6 +423,7 @@ static void serve(struct fake *f)
         uint32_t bits = atomic_load(&f->notice), why = atomic_load(&f->close_lane);
         if (!atomic_load(&f->deaf)) {
             intake(f);
+            f->paused = cb_lane_look_pause(f->lane);
             cancels(f);
         }
         if (bits != f->noticed)
@@ -462,6 +464,7 @@ static void *run(void *arg)
             continue;
         memset(f->running, 0, sizeof(f->running));
         f->noticed = 0;
+        f->paused = false;
         if (shake_hands(f))
             serve(f);
         if (atomic_load(&f->kill)) {

@@ -560,7 +560,7 @@ Test(control, a_stop_ends_what_runs_as_failed)
     const struct cb_hello hello = peer_hello();
     peer_open(&p, s, 1000, &hello);
     submit_long(&p);
-    json_decref(ask(s, 0, "stop", "", CB_OK));
+    json_decref(ask(s, 0, "stop", "hard", CB_OK));
     cr_assert_eq(s->daemon->state, DAEMON_STOPPED);
     sim_free(s);
     while (cb_lane_client_poll(p.lc, &e) & CB_LANE_ENTRY && e.type != CB_RESULT_FAILED)

@@ -30,7 +30,7 @@ struct job {
     uint32_t got[TOKENS_MAX], n_got;
     uint32_t n_ends;
     struct request_end end;
-    bool cancelled;
+    bool cancelled, paused;
 };
 
 static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
@@ -148,6 +148,7 @@ static void run_alone(const struct job *j, struct job *alone)
     alone->r = NULL;
     alone->n_got = alone->n_ends = 0;
     alone->spec.deadline_ns = 0;
+    alone->spec.paused = NULL;
     rig_init(&g, &(struct shape){.max_batch_tokens = 256,
                                  .page_size = 64,
                                  .n_blocks = 8,
@@ -218,7 +219,20 @@ static void check_against_alone(const struct job *j)
     cr_assert_eq(j->end.text_bytes, alone.end.text_bytes);
 }
 
-/* Random arrivals, cancels and deadlines until all ended; the finishes seen are counted. */
+/* An idle engine has nothing that could run: what is left is paused, and goes on now. Whether there
+ * was any. */
+static bool resume_all(struct job *jobs, uint32_t n_jobs)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < n_jobs; i++) {
+        cr_assert(!jobs[i].r || jobs[i].paused, "job %u could run and does not", i);
+        any |= jobs[i].r != NULL;
+        jobs[i].paused = false;
+    }
+    return any;
+}
+
+/* Random arrivals, pauses, cancels and deadlines until all ended; the finishes seen are counted. */
 static struct engine_stats storm(const struct shape *s, uint64_t seed, uint32_t n_jobs,
                                  uint32_t n_finishes[7])
 {
@@ -231,6 +245,7 @@ static struct engine_stats storm(const struct shape *s, uint64_t seed, uint32_t 
         job_random(&jobs[i], &state);
         if (random_below(&state, 8) == 0)
             jobs[i].spec.deadline_ns = g.time.now_ns + 1000000u * random_below(&state, 200);
+        jobs[i].spec.paused = &jobs[i].paused;
     }
     uint32_t n_sent = 0;
     for (int r = 0; n_sent < n_jobs || r != ENGINE_IDLE;) {
@@ -244,8 +259,12 @@ static struct engine_stats storm(const struct shape *s, uint64_t seed, uint32_t 
             engine_cancel(g.engine, victim->r);
             victim->cancelled = true;
         }
+        if (random_below(&state, 8) == 0)
+            victim->paused = !victim->paused;
         r = engine_step(g.engine);
         audit(&g);
+        if (r == ENGINE_IDLE && resume_all(jobs, n_sent))
+            r = 0;
         g.time.now_ns += 1000000u;
         if (s->step_us && random_below(&state, 2) == 0 && (int)random_below(&state, 3))
             engine_populate_some(g.engine, 1);

@@ -265,6 +265,41 @@ static void paused_until_cancel(void)
         daemon_sleep(true);
 }
 
+/* ---- the client pauses ----------------------------------------------------------------------- */
+
+static uint32_t n_when_paused;
+
+/* What it sees of the answer when the pause is acted on is all there will be. */
+static void pause_until_seen(void)
+{
+    world_bell_daemon(cb_lane_client_pause(world.client, true));
+    while (!cb_lane_client_is_paused(world.client)) {
+        if (!world_consume())
+            client_sleep();
+    }
+    n_when_paused = cb_lane_client_emitted(world.client, 0);
+}
+
+/* The loop: look, a step if there may be one, flush; sleeps when there is nothing to do. */
+static void serve_until_paused(void)
+{
+    for (uint32_t i = 0; !cb_lane_look_pause(world.lane);) {
+        if (i < 1)
+            world_token(0, i++);
+        else
+            daemon_sleep(false);
+        world_flush();
+    }
+    world_flush();
+}
+
+static void check_paused(void)
+{
+    world_adopt();
+    explore_claim(n_when_paused == cb_lane_client_emitted(world.client, 0),
+                  "a token came after the pause was acted on");
+}
+
 #define CASE(label, first, client, daemon)                                         \
     {                                                                              \
         .name = label, .n_threads = 2, .init = first, .thread = { client, daemon } \
@@ -280,5 +315,10 @@ static const struct explore_case cases[] = {
     CASE("doze/ring, waiting for room", room_init, read_two, serve_three),
     CASE("doze/ring, a waiting one cancelled", waiting_init, cancel_waiting, serve_cancelled),
     CASE("doze/ring, paused and cancelled", futex_init, cancel_active, paused_until_cancel),
+    {.name = "pause/answer",
+     .n_threads = 2,
+     .init = futex_init,
+     .thread = {pause_until_seen, serve_until_paused},
+     .check = check_paused},
 };
 const struct explore_list cases_sleep = {cases, sizeof cases / sizeof cases[0]};

@@ -552,12 +552,12 @@ Test(start, a_second_sigterm_stops_at_once)
     expect_cut_short(&s, h, ids);
 }
 
-Test(start, the_command_stop_stops_at_once)
+Test(start, the_command_stop_hard_stops_at_once)
 {
     struct system s;
     uint64_t ids[3];
     struct cb_handle *h = start_busy(&s, 50000, ids, "3600");
-    struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "stop"));
+    struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "stop", "--hard"));
     cr_expect_eq(o.status, 0, "%s", o.err);
     output_free(&o);
     expect_cut_short(&s, h, ids);

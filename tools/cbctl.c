@@ -20,6 +20,7 @@ static const struct command {
     {"top", cmd_top, "rates, load and latencies, again and again"},
     {"metrics", cmd_metrics, "Prometheus text; --listen serves it over HTTP"},
     {"run", cmd_run, "send prompts, stream the answers"},
+    {"generate-batch", cmd_generate, "answer a file of prompts; goes on where it was cut short"},
     {"bench", cmd_bench, "measure tokens a second and latencies"},
     {"clients", cmd_admin, "who is connected, and what each holds"},
     {"requests", cmd_admin, "what runs and what waits"},
@@ -124,13 +125,13 @@ static char *help_filter(int key, const char *text, void *input)
     if (key != ARGP_KEY_HELP_POST_DOC)
         return (char *)text;
     for (size_t i = 0; i < N_COMMANDS; i++)
-        bytes += strlen(commands[i].help) + 16;
+        bytes += strlen(commands[i].help) + 24;
     out = malloc(bytes);
     if (!out)
         return (char *)text;
     strcpy(out, "Commands (each has --help):\n");
     for (size_t i = 0; i < N_COMMANDS; i++)
-        sprintf(out + strlen(out), "  %-9s %s\n", commands[i].name, commands[i].help);
+        sprintf(out + strlen(out), "  %-14s %s\n", commands[i].name, commands[i].help);
     return out;
 }
 

@@ -121,7 +121,6 @@ bool prompts_add_stdin(struct prompts *list, const struct cb_request *defaults)
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-/* A line that is being read, and the prompt it shall be. */
 /* Notes what is wrong with the line. Always false. */
 __attribute__((format(printf, 2, 3))) static bool line_bad(struct prompt *p, const char *format,
                                                            ...)
@@ -301,9 +300,8 @@ static bool line_read(struct prompt *p, const char *line, size_t bytes)
     return line_prompt(p, p->line);
 }
 
-/* False: out of memory. */
-static bool line_add(struct prompts *list, const char *file, size_t number, const char *line,
-                     size_t bytes, const struct cb_request *defaults)
+bool prompts_add_line(struct prompts *list, const char *file, size_t number, const char *line,
+                      size_t bytes, const struct cb_request *defaults)
 {
     struct prompt *p = prompt_add(list, defaults);
 
@@ -319,6 +317,11 @@ static bool line_add(struct prompts *list, const char *file, size_t number, cons
     return p->fault != NULL;
 }
 
+bool prompts_is_blank(const char *line, size_t bytes)
+{
+    return strspn(line, " \t\r\n") >= bytes;
+}
+
 bool prompts_add_file(struct prompts *list, const char *file, const struct cb_request *defaults)
 {
     FILE *f = strcmp(file, "-") == 0 ? stdin : fopen(file, "r");
@@ -331,8 +334,8 @@ bool prompts_add_file(struct prompts *list, const char *file, const struct cb_re
         cbctl_complain(list->ctl, "can't open %s: %s", file, strerror(errno));
     while (ok && (n = getline(&line, &room, f)) > 0) {
         number++;
-        if (strspn(line, " \t\r\n") < (size_t)n)
-            ok = line_add(list, file, number, line, (size_t)n, defaults);
+        if (!prompts_is_blank(line, (size_t)n))
+            ok = prompts_add_line(list, file, number, line, (size_t)n, defaults);
     }
     if (ok && ferror(f)) {
         cbctl_complain(list->ctl, "can't read %s: %s", file, strerror(errno));
@@ -352,4 +355,44 @@ void prompt_complete(struct prompt *p)
         p->request.stops = p->stops;
     if (p->request.n_stop_ids && !p->request.stop_ids)
         p->request.stop_ids = p->stop_ids;
+}
+
+/* A chat is rendered first. */
+int prompt_tokenize(struct prompt *p, struct cb_handle *h, bool is_chat, const char *system)
+{
+    const char *text = p->text;
+    char *rendered = NULL;
+    uint32_t flags = 0;
+    size_t bytes;
+    int r;
+
+    if (is_chat) {
+        struct cb_chat_message messages[2] = {{.role = "system", .content = system},
+                                              {.role = "user", .content = text}};
+        const struct cb_chat_message *first = system ? messages : messages + 1;
+        size_t n = system ? 2 : 1;
+
+        r = cb_chat(h, first, n, NULL, 0, &bytes);
+        if (r && r != CB_TOO_SMALL)
+            return r;
+        rendered = malloc(bytes + 1);
+        if (!rendered)
+            return CB_NO_MEMORY;
+        r = cb_chat(h, first, n, rendered, bytes, &bytes);
+        rendered[bytes] = '\0';
+        text = rendered;
+        flags = CB_PARSE_SPECIAL | CB_NO_BOS;
+        if (r) {
+            free(rendered);
+            return r;
+        }
+    }
+    r = cb_tokenize(h, text, strlen(text), flags, NULL, 0, &p->n_ids);
+    if (r == CB_TOO_SMALL) {
+        p->ids = malloc(p->n_ids * sizeof *p->ids);
+        r = p->ids ? cb_tokenize(h, text, strlen(text), flags, p->ids, p->n_ids, &p->n_ids)
+                   : CB_NO_MEMORY;
+    }
+    free(rendered);
+    return r;
 }

@@ -49,6 +49,18 @@ bool prompts_add_stdin(struct prompts *list, const struct cb_request *defaults);
  * read. */
 bool prompts_add_file(struct prompts *list, const char *file, const struct cb_request *defaults);
 
+/* One of its lines, the number'th from 1, whose prompt has a fault if it makes no sense. file is not
+ * copied. False: out of memory. */
+bool prompts_add_line(struct prompts *list, const char *file, size_t number, const char *line,
+                      size_t bytes, const struct cb_request *defaults);
+/* Nothing but blanks: no prompt. line is 0-terminated. */
+bool prompts_is_blank(const char *line, size_t bytes);
+
+/* Makes ids of a prompt's text, so that they can be shown: it is all there is, or a user's message
+ * behind that of the system (NULL: none) in the model's template. 0, or a status that cb_message
+ * explains. */
+int prompt_tokenize(struct prompt *p, struct cb_handle *h, bool is_chat, const char *system);
+
 /* Points the request at the prompt's ids and its own stops, which have stopped moving. */
 void prompt_complete(struct prompt *p);
 

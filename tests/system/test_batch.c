@@ -1,5 +1,6 @@
 /* Batches against the real daemon: cb_generate_batch, and `cbctl generate-batch`. */
 #include <criterion/criterion.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,4 +70,243 @@ Test(batch, of_many_is_as_of_one)
 Test(batch, asks_again_where_others_wait)
 {
     alike(SETTINGS("--model", "null", "--max_queue_size", "1", "--null_step_us", "300"));
+}
+
+/* ---- cbctl generate-batch -------------------------------------------------------------------- */
+
+enum { N_LINES = 1500, BAD = 7 };
+
+/* A file of prompts, of which one makes no sense, and blank lines between. */
+static void write_prompts(const struct system *s, char path[96], uint32_t n, uint32_t first)
+{
+    snprintf(path, 96, "%s/in-%u-%u.jsonl", s->dir, n, first);
+    FILE *f = fopen(path, "w");
+    cr_assert(f);
+    for (uint32_t i = 0; i < n; i++)
+        if (i == BAD)
+            fputs("{\"ids\": \"x\"}\n\n", f);
+        else
+            fprintf(f, "{\"ids\": [%u, %u], \"max_new_tokens\": %u}\n", first + i, i % 37,
+                    3 + i % 9);
+    fclose(f);
+}
+
+static struct output batch(const struct system *s, const char *in, const char *out)
+{
+    return system_run(s, NULL, "cbctl",
+                      SETTINGS("-i", s->instance, "generate-batch", in, "-o", out, "--json"));
+}
+
+static void expect_summary(const struct output *o, json_int_t answered, json_int_t kept,
+                           json_int_t failed)
+{
+    json_t *j = json_loads(o->out, 0, NULL);
+    cr_assert(j, "%s%s", o->out, o->err);
+    cr_expect(json_integer_value(json_object_get(j, "answered")) == answered &&
+                  json_integer_value(json_object_get(j, "kept")) == kept &&
+                  json_integer_value(json_object_get(j, "failed")) == failed,
+              "%s", o->out);
+    cr_expect(json_is_true(json_object_get(j, "complete")));
+    json_decref(j);
+}
+
+/* The file has an answer to each of n prompts, once, and that is the ids of each as of `run`. */
+static void expect_answers(const char *out, uint32_t n, json_t *all[])
+{
+    char *line = NULL;
+    size_t room = 0, n_seen = 0;
+    ssize_t bytes;
+    FILE *f = fopen(out, "r");
+    cr_assert(f);
+    for (uint32_t i = 0; i < n; i++)
+        all[i] = NULL;
+    while ((bytes = getline(&line, &room, f)) > 0) {
+        json_t *o = json_loadb(line, (size_t)bytes, JSON_ALLOW_NUL, NULL);
+        json_int_t i = json_integer_value(json_object_get(o, "index"));
+        cr_assert(o && i < n && !all[i], "%s", line);
+        all[i] = o;
+        n_seen++;
+        cr_expect_eq(json_object_get(o, "error") != NULL, i == BAD, "%s", line);
+        cr_expect_eq(json_array_size(json_object_get(o, "ids")), i == BAD ? 0 : 3 + (size_t)i % 9);
+    }
+    cr_assert_eq(n_seen, n, "%zu answers", n_seen);
+    free(line);
+    fclose(f);
+}
+
+static void forget(json_t *all[], uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        json_decref(all[i]);
+}
+
+static void expect_same(json_t *a[], json_t *b[], uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        cr_assert(json_equal(json_object_get(a[i], "ids"), json_object_get(b[i], "ids")), "%u", i);
+}
+
+Test(batch, a_file_is_answered_line_by_line)
+{
+    struct system s;
+    char in[96], out[96];
+    static json_t *all[N_LINES], *again[N_LINES];
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null"));
+    write_prompts(&s, in, N_LINES, 5);
+    snprintf(out, sizeof out, "%s/out.jsonl", s.dir);
+    struct output o = batch(&s, in, out);
+    cr_expect_eq(o.status, 1, "a line has failed");
+    expect_summary(&o, N_LINES, 0, 1);
+    cr_expect_null(strchr(o.err, '\r'), "a bar where no terminal is: %s", o.err);
+    output_free(&o);
+    expect_answers(out, N_LINES, all);
+    cr_expect(strstr(json_string_value(json_object_get(all[BAD], "error")), ":8: needs"));
+    struct output run =
+        system_run(&s, NULL, "cbctl",
+                   SETTINGS("-i", s.instance, "run", "--json", "-n", "12", "--ids-in", "8 3"));
+    json_t *one = json_loads(run.out, 0, NULL);
+    cr_expect(json_equal(json_object_get(one, "ids"), json_object_get(all[3], "ids")) == 0 &&
+              json_equal(json_array_get(json_object_get(one, "ids"), 0),
+                         json_array_get(json_object_get(all[3], "ids"), 0)));
+    json_decref(one);
+    output_free(&run);
+
+    o = batch(&s, in, out); /* nothing is left to do */
+    expect_summary(&o, 0, N_LINES, 1);
+    output_free(&o);
+    /* The last two lines are gone, and half of the one before. */
+    FILE *f = fopen(out, "r+");
+    fseek(f, 0, SEEK_END);
+    long end = ftell(f), n_newlines = 0;
+    while (n_newlines < 3 && end-- > 0) {
+        fseek(f, end, SEEK_SET);
+        n_newlines += fgetc(f) == '\n';
+    }
+    cr_assert_eq(ftruncate(fileno(f), end - 20), 0);
+    fclose(f);
+    o = batch(&s, in, out);
+    expect_summary(&o, 3, N_LINES - 3, 1);
+    output_free(&o);
+    expect_answers(out, N_LINES, again);
+    expect_same(all, again, N_LINES);
+    forget(all, N_LINES);
+    forget(again, N_LINES);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+/* Waits until the file has that many bytes. */
+static void await_bytes(const char *path, long n)
+{
+    uint64_t end = now_ms() + HANG_MS;
+    for (long size = 0; size < n; nap()) {
+        FILE *f = fopen(path, "r");
+        if (f) {
+            fseek(f, 0, SEEK_END);
+            size = ftell(f);
+            fclose(f);
+        }
+        cr_assert_lt(now_ms(), end, "%s does not grow", path);
+    }
+}
+
+/* Cut short by Ctrl-C, and by the daemon's death, it goes on where it was; what ended so is no
+ * answer. */
+Test(batch, goes_on_where_it_was_cut_short)
+{
+    struct system s;
+    char in[96], out[96], whole[96];
+    static json_t *all[N_LINES], *again[N_LINES];
+    const char *const settings[] = {"--model", "null", "--null_step_us", "1500", NULL};
+    system_init(&s);
+    system_start(&s, settings);
+    write_prompts(&s, in, N_LINES, 5);
+    snprintf(out, sizeof out, "%s/out.jsonl", s.dir);
+    snprintf(whole, sizeof whole, "%s/whole.jsonl", s.dir);
+    const char *const words[] = {"-i", s.instance, "generate-batch", in, "-o", out, NULL};
+    struct running r = system_run_begin(&s, NULL, "cbctl", words);
+    await_bytes(out, 20000);
+    struct output o = batch(&s, in, out);
+    cr_expect(o.status == 1 && strstr(o.err, "another process writes"), "%s", o.err);
+    output_free(&o);
+    kill(r.pid, SIGINT);
+    o = system_run_end(&r);
+    cr_expect_eq(o.status, 130, "%s", o.err);
+    cr_expect(strstr(o.err, "the same command goes on"), "%s", o.err);
+    output_free(&o);
+
+    r = system_run_begin(&s, NULL, "cbctl", words);
+    await_bytes(out, 60000);
+    system_signal(&s, SIGKILL);
+    system_wait(&s);
+    o = system_run_end(&r);
+    cr_expect_eq(o.status, 1, "%s", o.err);
+    cr_expect(strstr(o.err, "the daemon is gone"), "%s", o.err);
+    output_free(&o);
+
+    system_start(&s, settings);
+    o = batch(&s, in, out);
+    output_free(&o);
+    expect_answers(out, N_LINES, all);
+    o = batch(&s, in, whole);
+    output_free(&o);
+    expect_answers(whole, N_LINES, again);
+    expect_same(all, again, N_LINES);
+    forget(all, N_LINES);
+    forget(again, N_LINES);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+static void complains(const struct system *s, int status, const char *says,
+                      const char *const *words)
+{
+    const char *all[16] = {"-i", s->instance, "generate-batch"};
+    size_t n = 3;
+    while (*words && n < 15)
+        all[n++] = *words++;
+    struct output o = system_run(s, "", "cbctl", all);
+    cr_expect_eq(o.status, status, "%d: %s", o.status, o.err);
+    cr_expect(strstr(o.err, says), "%s", o.err);
+    output_free(&o);
+}
+
+Test(batch, files_that_do_not_belong_together)
+{
+    struct system s;
+    char in[96], other[96], more[96], out[96], no[96];
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null"));
+    write_prompts(&s, in, 20, 5);
+    write_prompts(&s, other, 20, 6);
+    write_prompts(&s, more, 10, 5);
+    snprintf(out, sizeof out, "%s/out.jsonl", s.dir);
+    snprintf(no, sizeof no, "%s/none/out.jsonl", s.dir);
+    complains(&s, 1, "20 answered", SETTINGS(in, "-o", out));
+    complains(&s, 1, "something else than line 1 of", SETTINGS(other, "-o", out));
+    complains(&s, 1, "more prompts than the 10", SETTINGS(more, "-o", out));
+    complains(&s, 1, "is no answer of this command", SETTINGS(in, "-o", in));
+    FILE *f = fopen(more, "w"); /* one line, without an end: somebody's, and not torn */
+    fputs("{\"text\": \"dear\"}", f);
+    fclose(f);
+    complains(&s, 1, "is no answer of this command", SETTINGS(in, "-o", more));
+    f = fopen(more, "r");
+    cr_expect(f && fgetc(f) == '{' && fgetc(f) == '"' && fgetc(f) == 't', "it was kept");
+    fclose(f);
+    complains(&s, 1, "can't open", SETTINGS(in, "-o", no));
+    complains(&s, 1, "can't open", SETTINGS(no));
+    complains(&s, 0, "0 answered", SETTINGS("-"));
+    complains(&s, 2, "Usage", SETTINGS(in, out));
+    complains(&s, 2, "Usage", SETTINGS("-o", out));
+    complains(&s, 2, "-n is \"x\"", SETTINGS(in, "-n", "x"));
+    struct output o =
+        system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "generate-batch", in));
+    size_t n = 0;
+    for (const char *c = o.out; *c; c++)
+        n += *c == '\n';
+    cr_expect_eq(n, 20, "%s", o.out);
+    output_free(&o);
+    system_settle(&s);
+    system_fini(&s);
 }

@@ -320,14 +320,15 @@ Test(cbctl, settings_show_what_they_come_to)
     system_init(&s);
     system_start(&s, SETTINGS("--model", "null", "--block_size", "64", "--num_blocks", "20",
                               "--max_batch_tokens", "200", "--max_requests_per_batch", "300",
-                              "--use_cuda_graph", "true"));
+                              "--scheduler_type", "prefill_first", "--use_cuda_graph", "true"));
     expect_setting(&s, "page_size", "256", "64", "default", "block_size");
     expect_setting(&s, "block_size", "64", "64", "command line", NULL);
     expect_setting(&s, "num_blocks", "20", "20", "command line", NULL);
     expect_setting(&s, "max_requests_per_batch", "300", "200", "command line", NULL);
     expect_setting(&s, "max_memory_percent", "none", "none", "default", "num_blocks");
     expect_setting(&s, "use_cuda_graph", "true", "false,false", "command line", "graphs");
-    expect_setting(&s, "scheduler_type", "fifo", "fifo", "default", NULL);
+    expect_setting(&s, "scheduler_type", "prefill_first", "prefill_first", "command line", NULL);
+    expect_setting(&s, "safety_margin", "none", "0", "default", NULL);
     system_expect_log(&s, "block_size is deprecated");
     system_expect_log(&s, "use_cuda_graph is idle");
     json_t *o = system_cbctl(&s, SETTINGS("status"));

@@ -31,6 +31,7 @@ struct rig {
 };
 
 static const struct shape roomy = {256, 8, 64, true};
+static uint32_t n_pool_blocks; /* beside the cache of the next rig */
 
 static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
                      uint64_t time_ns)
@@ -59,6 +60,8 @@ static void rig_init(struct rig *g, const struct shape *s)
     const struct model_config model = {.path = "null",
                                        .page_size = s->page_size,
                                        .n_blocks = s->n_blocks,
+                                       .pool_bytes = n_pool_blocks * s->page_size * 8,
+                                       .pool_share = 1,
                                        .max_batch_tokens = s->max_batch_tokens,
                                        .max_batch_seqs = 16,
                                        .null_vocab = VOCAB,
@@ -87,6 +90,7 @@ static struct engine_stats rig_fini(struct rig *g)
     struct engine_stats stats = stats_of(g);
     cr_assert_eq(stats.n_active + stats.n_waiting, 0);
     cr_assert_eq(stats.n_free_blocks, stats.n_blocks, "blocks are lost");
+    cr_assert_eq(stats.n_free_pool_blocks, stats.n_pool_blocks, "the pool's blocks are lost");
     engine_free(g->engine);
     model_free(g->model);
     return stats;
@@ -320,12 +324,13 @@ Test(forks, without_tokens_all_end_at_once)
 /* Groups of one to five among each other, arriving and cancelled at random. */
 Test(forks, storms_give_each_continuation_what_it_gets_alone)
 {
-    uint64_t n_forks = 0, n_resets = 0;
+    uint64_t n_forks = 0, n_resets = 0, n_restores = 0;
     for (uint64_t seed = 1; seed <= 24; seed++) {
         static struct job jobs[JOBS_MAX];
         struct rig g;
         uint64_t state = seed;
         uint32_t n_sent = 0;
+        n_pool_blocks = (uint32_t)(seed / 2 % 3) * 8;
         rig_init(&g, &(struct shape){seed % 2 ? 16 : 64, 4u << seed % 3, 40u >> seed % 3,
                                      seed % 4 != 0});
         while (n_sent < 40 || stats_of(&g).n_active + stats_of(&g).n_waiting > 0) {
@@ -343,9 +348,12 @@ Test(forks, storms_give_each_continuation_what_it_gets_alone)
         struct engine_stats stats = rig_fini(&g);
         n_forks += stats.n_forks;
         n_resets += stats.n_soft_resets;
+        n_restores += stats.n_restores;
+        n_pool_blocks = 0;
         for (uint32_t i = 0; i < n_sent; i++)
             check_against_alone(&jobs[i]);
     }
     cr_assert_gt(n_forks, 100);
     cr_assert_gt(n_resets, 10);
+    cr_assert_gt(n_restores, 10);
 }

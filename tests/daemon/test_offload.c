@@ -133,6 +133,8 @@ static void submit(struct rig *g, struct job *j, uint32_t n_prompt, uint32_t n_n
                                .max_new_tokens = n_new,
                                .top_p = 1,
                                .ignore_eos = true,
+                               .priority = (uint8_t)(seed % 4 * 50),
+                               .uid = seed % 3,
                                .owner = j}};
     for (uint32_t i = 0; i < n_prompt; i++)
         j->prompt[i] = (i * 7 + (i < 12 ? 0 : seed * 13)) % VOCAB;
@@ -201,15 +203,16 @@ static struct engine_stats run_all(const struct shape *shape)
 /* ---- the tests ------------------------------------------------------------------------------- */
 
 static const struct shape tight[] = {
-    {400, 0, SCHEDULER_FIFO, true},
-    {400, 0, SCHEDULER_PREFILL_FIRST, true},
-    {400, 0, SCHEDULER_FIFO, false},
-    {400, 0, SCHEDULER_PREFILL_FIRST, false},
+    {400, 0, SCHEDULER_FIFO, true},     {400, 0, SCHEDULER_PREFILL_FIRST, true},
+    {400, 0, SCHEDULER_FIFO, false},    {400, 0, SCHEDULER_PREFILL_FIRST, false},
+    {400, 0, SCHEDULER_PRIORITY, true}, {400, 0, SCHEDULER_FAIR, false},
 };
+
+enum { N_TIGHT = sizeof tight / sizeof tight[0] };
 
 Test(offload, without_a_pool_four_caches_of_requests_end_well_and_tokens_are_computed_again)
 {
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < N_TIGHT; i++) {
         struct engine_stats stats = run_all(&tight[i]);
         cr_expect_gt(stats.n_soft_resets, 0);
         cr_expect_eq(stats.n_offloads, 0);
@@ -221,7 +224,7 @@ Test(offload, without_a_pool_four_caches_of_requests_end_well_and_tokens_are_com
 
 Test(offload, with_a_pool_they_do_and_no_token_is_computed_again)
 {
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < N_TIGHT; i++) {
         struct shape shape = tight[i];
         shape.n_pool_blocks = 2000;
         struct engine_stats stats = run_all(&shape);
@@ -233,7 +236,7 @@ Test(offload, with_a_pool_they_do_and_no_token_is_computed_again)
 
 Test(offload, who_finds_no_room_in_the_pool_is_reset)
 {
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < N_TIGHT; i++) {
         struct shape shape = tight[i];
         shape.n_pool_blocks = 25;
         struct engine_stats stats = run_all(&shape);

@@ -112,6 +112,7 @@ enum cb_status {
     CB_INTERNAL = -43,
     CB_NOTHING_LEFT = -44,
     CB_TOO_LATE = -45, /* it can't make its deadline: detail are its predicted end and that, ms */
+    CB_NEW_WEIGHTS = -46,
     CB_BAD_RECORD = -50,
     CB_BAD_SETTING = -51,
     CB_BAD_COMMAND = -52,

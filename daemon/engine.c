@@ -41,6 +41,7 @@ struct engine {
     uint64_t ticket;
     uint64_t submit_ns; /* when it went there                                      */
     struct backing backing;
+    uint32_t epoch;            /* of the model's weights                                  */
     uint64_t n_held_tokens;    /* prompt and limit of all accepted                        */
     uint64_t next_deadline_ns; /* no deadline is earlier; UINT64_MAX: there is none       */
     struct engine_stats stats;
@@ -384,6 +385,15 @@ static bool take_scores(struct engine *e, struct request *r, const struct batch_
     return true;
 }
 
+/* Notes whose token the next one is. */
+static void note_epoch(const struct engine *e, struct request *r)
+{
+    bool is_anew = request_n_generated(r) > 0 && r->kv_epoch != r->told_kv_epoch;
+    r->token_epoch = e->epoch | (is_anew ? CB_EPOCH_ANEW : 0);
+    r->told_kv_epoch = r->kv_epoch;
+    r->end.weight_epoch = e->epoch;
+}
+
 /* Hands out the token that an entry yielded and sees whether the request ends with it. */
 static void take_token(struct engine *e, struct request *r, uint32_t output_idx, uint64_t now_ns)
 {
@@ -400,6 +410,7 @@ static void take_token(struct engine *e, struct request *r, uint32_t output_idx,
     tell_logprobs(e, r, false, request_n_generated(r), output_idx);
     const uint8_t *text = cb_vocab_text(e->vocab, token, &n_text);
     uint32_t index = request_n_generated(r);
+    note_epoch(e, r);
     if (request_append(r, token, e->info->eos, e->info->n_eos, text, n_text, now_ns))
         list_append(&e->ending, &r->end_link);
     e->sink.token(e->sink.ctx, r, r->owner, index, token, now_ns);
@@ -591,6 +602,36 @@ void engine_fail_all(struct engine *e, int32_t error)
     end_decided(e);
 }
 
+/* ---- other weights --------------------------------------------------------------------------- */
+
+static void fail_who_wish(struct engine *e, const struct list *head, enum on_new_weights otherwise)
+{
+    for (const struct list *link = head->next; link != head; link = link->next) {
+        struct request *r = list_entry(link, struct request, link);
+        enum on_new_weights wish = r->on_new_weights ? r->on_new_weights : otherwise;
+        if (wish == ON_NEW_WEIGHTS_FAIL && request_n_generated(r) > 0)
+            decide(e, r, FINISH_ERROR, CB_NEW_WEIGHTS);
+    }
+}
+
+int engine_load_weights(struct engine *e, int fd, const char *name, enum on_new_weights otherwise,
+                        char *message)
+{
+    assert(otherwise != ON_NEW_WEIGHTS_DEFAULT);
+    while (is_running(e))
+        ;
+    end_decided(e);
+    int r = model_reload(e->model, fd, name, message);
+    if (r)
+        return r;
+    e->epoch = (e->epoch + 1) & ~CB_EPOCH_ANEW;
+    fail_who_wish(e, scheduler_active(e->scheduler), otherwise);
+    fail_who_wish(e, scheduler_waiting(e->scheduler), otherwise);
+    end_decided(e);
+    scheduler_switch(e->scheduler, e->epoch, otherwise);
+    return 0;
+}
+
 int engine_populate_some(struct engine *e, size_t bytes)
 {
     int r = backing_some(&e->backing, bytes);
@@ -612,6 +653,7 @@ void engine_stats(const struct engine *e, struct engine_stats *stats)
     stats->n_soft_resets = counts.n_soft_resets;
     stats->n_restarts = counts.n_restarts;
     stats->n_forks = counts.n_forks;
+    stats->weight_epoch = e->epoch;
     stats->n_offloads = counts.n_offloads;
     stats->n_restores = counts.n_restores;
     stats->n_recomputed_tokens = counts.n_recomputed;

@@ -5,9 +5,10 @@
  * allocates after engine_new: requests come from a pool of max_requests; their ids and block tables
  * lie in address space reserved then, of which only what is written ever takes memory.
  *
- * Every accepted request ends exactly once, and always from within engine_step or engine_fail_all.
- * What a request gets depends on the request only: never on what else runs, on chunks, soft resets
- * or time.
+ * Every accepted request ends exactly once, and always from within engine_step, engine_fail_all or
+ * engine_load_weights. What a request gets depends on the request only: never on what else runs, on
+ * chunks, soft resets or time; and, where weights are switched, on the epochs that its tokens are
+ * told with.
  *
  * Before each step the engine audits its bookkeeping, cheaply. Where that contradicts itself, the
  * requests concerned end with CB_INTERNAL, the rest is made good, and the engine goes on. */
@@ -43,7 +44,7 @@ struct engine_sink {
      * NULL: nobody wants them. */
     void (*logprobs)(void *ctx, struct request *r, void *owner, bool of_prompt, uint32_t index,
                      const struct engine_logprobs *l);
-    /* Token `index` (from 0) of the request was made, at time_ns. */
+    /* Token `index` (from 0) of the request was made, at time_ns, with weights r->token_epoch. */
     void (*token)(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
                   uint64_t time_ns);
     /* The request ended: exactly once for each accepted one. The engine frees r after this
@@ -110,6 +111,15 @@ void engine_forecast(struct engine *e, const struct request_spec *spec, struct e
 /* Says in words what the request does or what it waits for, into text [bytes] (scheduler.h). */
 void engine_request_why(const struct engine *e, const struct request *r, char *text, size_t bytes);
 
+/* Takes other weights of the same model from a file, as model_reload does, after the step that is on
+ * the device: 0, and the next epoch began; or a negative errno with message (MODEL_MESSAGE_MAX
+ * bytes), and nothing changed. Nothing computed before is found by others any more. Requests that
+ * have tokens go on, begin anew or end with CB_NEW_WEIGHTS, as they wish; who says nothing, as
+ * `otherwise` says, which is not DEFAULT. Those without begin anew, so that a prompt is always of one
+ * epoch. The one call that uses the heap. */
+int engine_load_weights(struct engine *e, int fd, const char *name, enum on_new_weights otherwise,
+                        char *message);
+
 /* Ends the request at the next step boundary; its end is reported from engine_step. Cancelling
  * twice is fine. */
 void engine_cancel(struct engine *e, struct request *r);
@@ -144,12 +154,14 @@ struct engine_stats {
     uint64_t n_offloads, n_restores; /* requests put aside in the pool, and taken up from there */
     uint64_t n_recomputed_tokens;    /* that had been computed: after a soft reset or a restart */
     uint32_t n_pool_blocks, n_free_pool_blocks;
-    uint64_t n_restarts; /* requests computed anew: a row was not finite, theirs or a sharer's */
+    uint64_t n_restarts; /* requests computed anew: a row was not finite, theirs or a sharer's, or
+                            weights were switched */
     uint64_t n_prefix_hits, n_prefix_hit_tokens; /* requests that took blocks over; tokens there */
     uint64_t n_evicted_blocks;
     uint64_t n_violations; /* steps at which the bookkeeping contradicted itself: was repaired */
     const char *violation; /* the last one, a sentence; NULL: none                             */
-    uint64_t n_forks;      /* continuations that began where their prompt's first one stood */
+    uint32_t weight_epoch;
+    uint64_t n_forks; /* continuations that began where their prompt's first one stood */
 };
 void engine_stats(const struct engine *e, struct engine_stats *stats);
 

@@ -118,7 +118,7 @@ struct backend_caps {
     char name[16]; /* "reference", "cpu" */
     char isa[24];  /* level in use       */
     uint32_t n_threads;
-    uint64_t weight_bytes; /* packed so far      */
+    uint64_t weight_bytes; /* packed, and there  */
     /* Products of so many tokens and more are made in bf16, whatever the weights are, so that a row
      * depends on the batch; 0: none are. With batch_variant and 0, the static sentence says why. */
     uint32_t bf16_tokens;

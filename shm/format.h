@@ -96,10 +96,11 @@ enum cb_op { CB_OP_GENERATE = 1 };
 
 /* request.planes: low 16 bits a mask; high 16 bits k of CB_PLANE_TOPK, which goes with LOGPROBS.
  * Those but TIMES need CB_FEATURE_LOGPROBS. */
-#define CB_PLANE_TIMES    0x0001u /* u64 a token: ns since acceptance */
-#define CB_PLANE_LOGPROBS 0x0002u /* f32 a token: its natural log-probability */
-#define CB_PLANE_TOPK     0x0004u /* k x struct cb_top a token: the best, k 1 to CB_TOPK_MAX */
-#define CB_PLANE_EPOCHS   0x0008u /* reserved in format 1: u32 a token */
+#define CB_PLANE_TIMES    0x0001u     /* u64 a token: ns since acceptance */
+#define CB_PLANE_LOGPROBS 0x0002u     /* f32 a token: its natural log-probability */
+#define CB_PLANE_TOPK     0x0004u     /* k x struct cb_top a token: the best, k 1 to CB_TOPK_MAX */
+#define CB_PLANE_EPOCHS   0x0008u     /* u32 a token: CB_EPOCH_ANEW, and of which weights it is */
+#define CB_EPOCH_ANEW     0x80000000u /* all keys and values before it were computed anew by them */
 /* f32 a prompt token, of raw logits, NaN for the first; with TOPK behind these, at the next multiple
  * of 8, k x struct cb_top a prompt token. All are there once a token is, or the request has FINISHED
  * with a limit of 0. */

@@ -36,7 +36,7 @@
     X(draining,           GAUGE,   "0 or 1",   "no new requests are taken")                       \
     X(paused,             GAUGE,   "0 or 1",   "no steps are run")                                \
     X(prefix_hits,        COUNTER, "requests", "began with tokens found in the cache")            \
-    X(restarts,           COUNTER, "requests", "computed anew after a row was not finite")        \
+    X(restarts,           COUNTER, "requests", "computed anew: a row not finite, new weights")        \
     X(blocks_cached,      GAUGE,   "blocks",   "of the free ones, kept to be found again")        \
     X(blocks_evicted,     COUNTER, "blocks",   "kept ones given up for want of room")             \
     X(forks,              COUNTER, "requests", "began where the first of their prompt stood")     \

@@ -57,6 +57,7 @@
     X(CB_INTERNAL,       -43, "the daemon found its bookkeeping wrong and gave this request up")   \
     X(CB_NOTHING_LEFT,   -44, "allowed, banned and repeated ids leave no token to choose")         \
     X(CB_TOO_LATE,       -45, "it would end after %u ms, and its deadline is %u ms")               \
+    X(CB_NEW_WEIGHTS,    -46, "the model got other weights, and this request was to end then")    \
     X(CB_BAD_RECORD,     -50, "a control record was malformed")                                    \
     X(CB_BAD_SETTING,    -51, "no such setting, or its value is out of bounds")                    \
     X(CB_BAD_COMMAND,    -52, "no such command")

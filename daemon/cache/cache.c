@@ -370,6 +370,12 @@ void cache_forget(struct cache *c, const struct table *t, uint32_t first_block)
             prefix_forget(c->prefix, t->block_idx[0][i]);
 }
 
+void cache_forget_all(struct cache *c)
+{
+    if (c->prefix)
+        prefix_forget_all(c->prefix);
+}
+
 void cache_forget_own(struct cache *c, const struct table *t)
 {
     if (c->prefix)

@@ -107,6 +107,9 @@ void cache_settle(struct cache *c, struct table *t, const struct prefix_key *key
 /* None of the table's blocks from that one on can be found any more. */
 void cache_forget(struct cache *c, const struct table *t, uint32_t first_block);
 
+/* None of anybody's, of those that are kept neither. */
+void cache_forget_all(struct cache *c);
+
 /* None of those that nobody else holds. */
 void cache_forget_own(struct cache *c, const struct table *t);
 

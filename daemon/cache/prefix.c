@@ -185,6 +185,12 @@ void prefix_forget(struct prefix *p, uint32_t block_idx)
     blocks_give_up(p->blocks, block_idx);
 }
 
+void prefix_forget_all(struct prefix *p)
+{
+    for (uint32_t i = 0; i < blocks_n_total(p->blocks) && p->n_entries > 0; i++)
+        prefix_forget(p, i);
+}
+
 bool prefix_holds(const struct prefix *p, const struct prefix_key *key, const uint32_t *ids,
                   const uint32_t *block_idx, uint32_t i)
 {

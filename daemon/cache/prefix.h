@@ -45,6 +45,9 @@ uint32_t prefix_add(struct prefix *p, const struct prefix_key *key, const uint32
 /* From now on nobody finds that block, nor any behind it. Fine for blocks that are not in here. */
 void prefix_forget(struct prefix *p, uint32_t block_idx);
 
+/* From now on nobody finds any of them. */
+void prefix_forget_all(struct prefix *p);
+
 /* Whether block i of this chain is in here, as that. */
 bool prefix_holds(const struct prefix *p, const struct prefix_key *key, const uint32_t *ids,
                   const uint32_t *block_idx, uint32_t i);

@@ -14,41 +14,13 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
+#include "daemon/model/forward_state.h"
 #include "daemon/model/gguf.h"
-#include "daemon/model/loader.h"
 #include "daemon/model/memory.h"
-#include "daemon/model/model_ops.h"
-#include "daemon/model/scratch.h"
 #include "daemon/model/vocabulary.h"
 
-#define LOGIT_ROWS            32u
-#define NUMERIC_CONTRACT      1u /* of kernels/numeric.h: other bits, another fingerprint */
-#define NUMERIC_CONTRACT_NONE 0u /* the bits of a row depend on the batch                */
-
-struct forward {
-    struct model model; /* first: model.h's calls are handed this */
-    const struct backend_ops *ops;
-    struct backend *backend;
-    struct vocab_image *vocab;
-    struct config config;
-    struct weights weights;
-    struct kv *kv;
-    struct stream *stream;
-    uint32_t max_tokens, max_seqs;
-    struct scratch scratch;
-    uint32_t n_samples;
-    uint64_t ticket; /* of the last step */
-};
-
-/* What opening needs and a step does not. */
-struct opening {
-    struct forward *f;
-    const struct model_config *config;
-    struct gguf *g;
-    char *message;
-};
+#define LOGIT_ROWS 32u
 
 static uint32_t larger(uint32_t a, uint32_t b)
 {
@@ -70,6 +42,14 @@ static uint32_t widest_row(const struct config *c)
 {
     return larger(larger(c->n_embd, c->n_ff), qkv_rows(c));
 }
+
+/* What opening needs and a step does not. */
+struct opening {
+    struct forward *f;
+    const struct model_config *config;
+    struct gguf *g;
+    char *message;
+};
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -190,84 +170,21 @@ static int plan_cache(struct opening *o, struct kv_shape *shape)
     return 0;
 }
 
-static uint32_t numeric_contract(const struct forward *f)
-{
-    struct backend_caps caps;
-
-    f->ops->caps(f->backend, &caps);
-    return caps.bf16_tokens ? NUMERIC_CONTRACT_NONE : NUMERIC_CONTRACT;
-}
-
-/* Begins the fingerprint with what decides the bits of keys and values beside the weights, so that
- * nobody takes those of another model for ours. */
-static void begin_digest(const struct opening *o, XXH3_state_t *digest)
-{
-    const struct forward *f = o->f;
-    const struct config *c = &f->config;
-    const struct {
-        double rope_base, rope_factor;
-        uint32_t contract, kv_dtype, n_heads, n_kv_heads, rope_dims, rope_kind;
-        float norm_eps;
-        uint32_t zero; /* no padding: all bytes are hashed */
-    } facts = {
-        .rope_base = c->rope_base,
-        .rope_factor = c->rope_factor,
-        .contract = numeric_contract(f),
-        .kv_dtype = o->config->kv_dtype,
-        .n_heads = c->n_heads,
-        .n_kv_heads = c->n_kv_heads,
-        .rope_dims = c->rope_dims,
-        .rope_kind = c->arch->rope,
-        .norm_eps = c->norm_eps,
-    };
-
-    XXH3_128bits_reset(digest);
-    XXH3_128bits_update(digest, &facts, sizeof facts);
-    XXH3_128bits_update(digest, f->ops->name, strlen(f->ops->name) + 1);
-    XXH3_128bits_update(digest, c->arch->name, strlen(c->arch->name) + 1);
-}
-
-static int read_weights(struct opening *o, XXH3_state_t *digest)
-{
-    struct forward *f = o->f;
-    const struct loader_how how = {.without_uring = o->config->without_uring,
-                                   .progress = o->config->progress,
-                                   .progress_ctx = o->config->progress_ctx};
-    struct loader l;
-    int r = loader_init(&l, o->g, &f->config, f->ops, f->backend, o->message);
-
-    if (r)
-        return r;
-    r = f->config.arch->load(&l, &f->weights);
-    if (!r)
-        r = loader_read(&l, &how, digest);
-    loader_fini(&l);
-    return r;
-}
-
 static int load_weights(struct opening *o)
 {
     struct forward *f = o->f;
     uint64_t n_positions = (uint64_t)f->model.info.n_blocks * f->model.info.page_size;
-    int r = weights_init(&f->weights, f->ops, f->backend, f->config.n_layers);
-    XXH3_state_t *digest = r ? NULL : XXH3_createState();
-    XXH128_hash_t hash;
+    const struct forward_source source = {.g = o->g,
+                                          .progress = o->config->progress,
+                                          .progress_ctx = o->config->progress_ctx,
+                                          .message = o->message};
 
-    if (!digest)
-        return model_refuse(o->message, -ENOMEM, "%s: no memory", gguf_path(o->g));
-    begin_digest(o, digest);
-    r = read_weights(o, digest);
-    hash = XXH3_128bits_digest(digest);
-    XXH3_freeState(digest);
-    if (r)
-        return r;
-    f->model.info.fingerprint[0] = hash.low64;
-    f->model.info.fingerprint[1] = hash.high64;
+    f->kv_dtype = o->config->kv_dtype;
+    f->without_uring = o->config->without_uring;
     /* No sequence is longer than the whole cache. */
     if (n_positions > f->config.n_context)
         n_positions = f->config.n_context;
-    r = weights_make_rope(&f->weights, &f->config, (uint32_t)n_positions);
-    return r ? model_refuse(o->message, r, "no memory for %" PRIu64 " positions", n_positions) : 0;
+    return forward_load(f, &f->weights, &source, (uint32_t)n_positions, f->model.info.fingerprint);
 }
 
 static int make_scratch(struct opening *o)
@@ -345,6 +262,7 @@ static int open_parts(struct opening *o)
         return r;
     f->ops->caps(f->backend, &f->model.info.caps);
     f->model.info.weight_bytes = f->model.info.caps.weight_bytes;
+    f->model.info.file_bytes = gguf_bytes(o->g);
     return 0;
 }
 
@@ -479,6 +397,7 @@ static const struct model_ops forward_ops = {
     .copy_block = forward_copy_block,
     .step_submit = forward_step_submit,
     .step_poll = forward_step_poll,
+    .reload = forward_reload,
 };
 
 int forward_open(struct model **modelp, const struct model_config *config, char *message)

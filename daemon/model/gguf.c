@@ -404,17 +404,12 @@ static int take_file(struct gguf *g, int fd, char *message)
     return 0;
 }
 
-int gguf_open(struct gguf **ggufp, const char *path, char *message)
+/* fd is the gguf's in any case. */
+static int open_file(struct gguf **ggufp, int fd, const char *path, char *message)
 {
     struct gguf *g;
-    int fd, r;
+    int r = gguf_new(&g, path, message);
 
-    /* O_NONBLOCK: opening a FIFO must not wait for a writer. */
-    fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-    if (fd < 0)
-        return model_refuse(message, -errno, "%s: cannot open the model file: %s", path,
-                            strerror(errno));
-    r = gguf_new(&g, path, message);
     if (r) {
         close(fd);
         return r;
@@ -428,6 +423,26 @@ int gguf_open(struct gguf **ggufp, const char *path, char *message)
     }
     *ggufp = g;
     return 0;
+}
+
+int gguf_open(struct gguf **ggufp, const char *path, char *message)
+{
+    /* O_NONBLOCK: opening a FIFO must not wait for a writer. */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+
+    if (fd < 0)
+        return model_refuse(message, -errno, "%s: cannot open the model file: %s", path,
+                            strerror(errno));
+    return open_file(ggufp, fd, path, message);
+}
+
+int gguf_open_fd(struct gguf **ggufp, int fd, const char *name, char *message)
+{
+    int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+
+    if (own < 0)
+        return model_refuse(message, -errno, "%s: %s", name, strerror(errno));
+    return open_file(ggufp, own, name, message);
 }
 
 int gguf_parse(struct gguf **ggufp, const void *data, size_t bytes, const char *name, char *message)

@@ -70,6 +70,8 @@ struct gguf_tensor {
 /* Opens the regular file at path and reads its head. 0 or a negative errno with message; on 0 *ggufp is the
  * caller's. */
 int gguf_open(struct gguf **ggufp, const char *path, char *message);
+/* The same of an open file, which stays the caller's; `name` is for messages. */
+int gguf_open_fd(struct gguf **ggufp, int fd, const char *name, char *message);
 /* The same over bytes that stay the caller's and must outlive *ggufp; data is aligned to 8; `name`
  * is for messages. */
 int gguf_parse(struct gguf **ggufp, const void *data, size_t bytes, const char *name,

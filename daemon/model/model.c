@@ -1,6 +1,7 @@
 /* daemon/model/model.c - chooses a body and passes calls on. */
 #include "daemon/model/model.h"
 
+#include <errno.h>
 #include <string.h>
 
 #include "daemon/model/model_ops.h"
@@ -54,4 +55,12 @@ int model_step_submit(struct model *m, const struct step *step, const struct sam
 int model_step_poll(struct model *m, uint64_t ticket, struct sample *samples)
 {
     return m->ops->step_poll(m, ticket, samples);
+}
+
+int model_reload(struct model *m, int fd, const char *name, char *message)
+{
+    message[0] = '\0';
+    if (!m->ops->reload)
+        return model_refuse(message, -ENOTSUP, "%s: this model takes no other weights", name);
+    return m->ops->reload(m, fd, name, message);
 }

@@ -3,7 +3,7 @@
  * The engine sees only this. Two bodies: forward.c (any architecture that config.c knows, over the
  * operators of kernels/kernels.h) and null.c (next token = hash of the ids so far, no arithmetic).
  * A step is submitted, then polled; on CPUs it is done when submit returns. One step in flight at
- * most. Loop thread only. Nothing allocates after model_open. */
+ * most. Loop thread only. Nothing allocates after model_open but model_reload. */
 #ifndef CB_DAEMON_MODEL_MODEL_H
 #define CB_DAEMON_MODEL_MODEL_H
 
@@ -62,6 +62,7 @@ struct model_info {
         uint32_t window; /* 0: its layers see all keys; else so many, the query's own included */
     } groups[MODEL_GROUPS_MAX];
     size_t weight_bytes; /* packed                                  */
+    uint64_t file_bytes; /* of the model file                       */
     uint32_t n_eos;
     uint32_t eos[MODEL_EOS_MAX];
     uint32_t bos; /* 0xffffffff: none                        */
@@ -96,6 +97,14 @@ int model_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_
  * done. 0 or a negative errno (the device failed). */
 int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,
                       uint64_t *ticketp);
+
+/* Reads other weights of this very model from the file fd, whose bytes nobody changes any more, and
+ * takes them for all steps from then on: as a whole or not at all. Architecture, shapes and vocabulary
+ * must be those that run, types of tensors need not. The null model's file is the text "null weights
+ * N" and a newline, N a number, 0 what it begins with. fd stays the caller's; `name` is for messages.
+ * While no step is in flight. Calls the heap, and needs memory for both sets of weights meanwhile. 0
+ * or a negative errno with message, and nothing changed. */
+int model_reload(struct model *m, int fd, const char *name, char *message);
 
 enum { MODEL_STEP_RUNNING = 1 };
 /* 0: done, samples [n_outputs] written; MODEL_STEP_RUNNING: not yet; negative errno: failed. */

@@ -17,6 +17,7 @@ struct model_ops {
     int (*step_submit)(struct model *m, const struct step *step, const struct sample_params *params,
                        uint64_t *ticketp);
     int (*step_poll)(struct model *m, uint64_t ticket, struct sample *samples);
+    int (*reload)(struct model *m, int fd, const char *name, char *message); /* NULL: it can't */
 };
 
 struct model {

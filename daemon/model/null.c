@@ -3,7 +3,8 @@
  * hashes too. It makes transport, scheduling and bookkeeping testable: the hash
  * runs through the "keys and values" of the cache, one word a position, so a wrong slot, a block
  * given to two, a stale block or a chunk out of place changes every token from there on. And it
- * refuses a step that is not what kernels.h says a step is.
+ * refuses a step that is not what kernels.h says a step is. Its weights are a number that is hashed
+ * with each id.
  *
  * With null_step_us a step is not done before that much time has passed: a device whose steps the
  * loop polls, instead of a CPU that computes within submit. */
@@ -12,6 +13,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "daemon/model/memory.h"
 #include "daemon/model/model_ops.h"
@@ -32,6 +34,7 @@ struct null_model {
     uint8_t *populated;    /* [n_all_blocks] */
     uint32_t max_tokens, max_seqs;
     uint32_t step_us;
+    uint64_t weights; /* a number that goes into each position's hash */
     uint64_t ticket, done_ns;
     struct sample *samples; /* [max_tokens] of the step in flight */
     uint8_t *done;          /* [max_seqs] sequences of the step that were computed */
@@ -226,7 +229,7 @@ static int compute_seq(struct null_model *n, const struct step *s, uint32_t i)
     for (; t < s->token_off[i + 1]; t++) {
         if (n->kv[s->slot_idx[t]] != NULL_EMPTY)
             return -EINVAL;
-        hash = mix(hash, (uint64_t)s->tokens[t]);
+        hash = mix(hash, (uint64_t)s->tokens[t] ^ n->weights);
         n->kv[s->slot_idx[t]] = hash;
     }
     return 0;
@@ -283,6 +286,34 @@ static int null_step_poll(struct model *m, uint64_t ticket, struct sample *sampl
     return 0;
 }
 
+static void set_fingerprint(struct null_model *n)
+{
+    struct model_info *info = &n->model.info;
+    info->fingerprint[0] = mix(NULL_SEED ^ n->weights, info->n_vocab);
+    info->fingerprint[1] = mix(info->fingerprint[0], info->n_context);
+}
+
+static int null_reload(struct model *m, int fd, const char *name, char *message)
+{
+    static const char head[] = "null weights ";
+    char text[64], *end;
+    ssize_t n_bytes = pread(fd, text, sizeof text, 0);
+    if (n_bytes < 0)
+        return model_refuse(message, -errno, "%s: %s", name, strerror(errno));
+    text[n_bytes < (ssize_t)sizeof text ? n_bytes : 0] = 0;
+    size_t n_head = sizeof head - 1;
+    bool is_number = strncmp(text, head, n_head) == 0 && text[n_head] >= '0' && text[n_head] <= '9';
+    uint64_t weights = is_number ? strtoull(text + n_head, &end, 10) : 0;
+    if (!is_number || end[0] != '\n' || end + 1 != text + n_bytes)
+        return model_refuse(message, -EINVAL,
+                            "%s: not weights of the null model: those are the text \"null weights "
+                            "N\" and a newline",
+                            name);
+    null_of(m)->weights = weights;
+    set_fingerprint(null_of(m));
+    return 0;
+}
+
 static const struct model_ops null_ops = {
     .free = null_free,
     .populate = null_populate,
@@ -290,6 +321,7 @@ static const struct model_ops null_ops = {
     .copy_block = null_copy_block,
     .step_submit = null_step_submit,
     .step_poll = null_step_poll,
+    .reload = null_reload,
 };
 
 static void fill_info(struct model_info *info, const struct model_config *c)
@@ -319,8 +351,6 @@ static void fill_info(struct model_info *info, const struct model_config *c)
     info->n_eos = 1;
     info->eos[0] = info->n_vocab - 1;
     info->bos = UINT32_MAX;
-    info->fingerprint[0] = mix(NULL_SEED, info->n_vocab);
-    info->fingerprint[1] = mix(info->fingerprint[0], info->n_context);
 }
 
 int null_open(struct model **modelp, const struct model_config *config, char *message)
@@ -333,6 +363,7 @@ int null_open(struct model **modelp, const struct model_config *config, char *me
     struct model_info *info = &n->model.info;
     n->model.ops = &null_ops;
     fill_info(info, config);
+    set_fingerprint(n);
     n->max_tokens = config->max_batch_tokens;
     n->max_seqs = config->max_batch_seqs;
     n->step_us = config->null_step_us;

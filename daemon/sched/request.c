@@ -150,6 +150,7 @@ struct request *requests_take(struct requests *p, const struct request_spec *spe
         .uid = spec->uid,
         .paused = spec->paused,
         .owner = spec->owner,
+        .on_new_weights = spec->on_new_weights,
         .end = {.submitted_ns = now_ns, .n_prompt = spec->n_prompt},
     };
     list_init(&r->link);

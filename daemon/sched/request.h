@@ -41,6 +41,15 @@ enum finish {
     FINISH_ERROR = 6,
 };
 
+/* What becomes of a request that has tokens when the model gets other weights. The same numbers go
+ * over the lane (shm/format.h); 0: as the operator wishes. */
+enum on_new_weights {
+    ON_NEW_WEIGHTS_DEFAULT = 0,
+    ON_NEW_WEIGHTS_CONTINUE = 1, /* keys and values so far stay              */
+    ON_NEW_WEIGHTS_RESTART = 2,  /* they are computed anew, its tokens stay  */
+    ON_NEW_WEIGHTS_FAIL = 3,     /* it ends with CB_NEW_WEIGHTS              */
+};
+
 enum request_phase { REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };
 
 /* What intake checked and hands over. Everything pointed to is copied. */
@@ -64,7 +73,8 @@ struct request_spec {
     uint32_t n_cache_salt;  /* bytes                                                            */
     const bool *paused;     /* while true it is not run; looked at each step; NULL: never */
     void *owner;            /* the sink's: which lane and slot */
-    uint32_t child_idx;     /* 0, or which continuation of a prompt it is: other draws */
+    enum on_new_weights on_new_weights;
+    uint32_t child_idx; /* 0, or which continuation of a prompt it is: other draws */
 };
 
 struct request_end {
@@ -76,6 +86,7 @@ struct request_end {
     uint32_t text_bytes; /* FINISH_STOP by string: bytes of generated text before the stop     */
     uint64_t submitted_ns, started_ns, first_token_ns, ended_ns; /* 0: not reached              */
     uint32_t n_prompt, n_prefix_hit;
+    uint32_t weight_epoch; /* of the newest token; none: 0 */
 };
 
 struct request {
@@ -102,6 +113,11 @@ struct request {
     bool is_suspect;
     bool is_broken; /* what is kept of it contradicts itself, or what is kept of another */
     bool is_lost;   /* of use in a repair only: no list was seen to have it               */
+
+    /* Weights are counted in epochs from 0. Those that computed its first key, and what this was when
+     * its newest token was told; and what was told with that: CB_EPOCH_ANEW, the epoch. */
+    uint32_t kv_epoch, told_kv_epoch, token_epoch;
+    enum on_new_weights on_new_weights;
 
     struct sampler sampler;
     uint32_t *stop_ids; /* [n_stop_ids] */

@@ -183,7 +183,7 @@ void scheduler_advance(struct scheduler *s, const struct batch_entry *entry)
     if (r->n_reached < r->past)
         r->n_reached = r->past;
     cache_slide(s->cache, &r->table, r->past);
-    if (!r->is_suspect)
+    if (scheduler_shares(s, r))
         cache_settle(s->cache, &r->table, &r->key, r->ids, entry->past, r->past);
 }
 
@@ -196,6 +196,7 @@ struct request *scheduler_fork(struct scheduler *s, struct request *r, uint64_t 
             cache_fork(s->cache, &r->table, &child->table, r->past))
             continue;
         child->past = r->past;
+        child->kv_epoch = r->kv_epoch;
         child->end.n_prefix_hit = r->past;
         child->level = r->level;
         scheduler_activate(s, child, REQUEST_PREFILLING, now_ns);

@@ -80,6 +80,11 @@ void scheduler_restart(struct scheduler *s, struct request *r);
 
 enum { SCHEDULER_NOTHING = 1, SCHEDULER_STUCK = 2 };
 
+/* The model has weights of that epoch from now on: nothing that was computed before is found by
+ * anybody. A request that only decodes, and may go on, does; where a request says nothing of it,
+ * `otherwise` says. Every other one begins anew, its tokens stay. Between steps. */
+void scheduler_switch(struct scheduler *s, uint32_t epoch, enum on_new_weights otherwise);
+
 /* Fills the empty batch b and moves phases: 0; SCHEDULER_NOTHING: nobody is there; SCHEDULER_STUCK:
  * no request can run and none can be reset, which only a fault in the bookkeeping can bring about;
  * then *stuckp is the one to give up. Call it between steps only. */

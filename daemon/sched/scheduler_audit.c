@@ -36,7 +36,7 @@ static int audit_request(struct scheduler *s, const struct request *r, const cha
     if (err || r->table.n_blocks == 0 || r->end.finish != FINISH_NONE)
         return err;
     uint32_t i = s->n_rounds % r->table.n_blocks;
-    bool is_complete = !r->is_suspect && i < r->past / s->config.page_size;
+    bool is_complete = scheduler_shares(s, r) && i < r->past / s->config.page_size;
     /* A long table's turn comes less often: a step costs the same. */
     if (s->n_rounds % (r->table.n_blocks / AUDITED_BLOCKS + 1) == 0)
         err = cache_audit_sum(s->cache, &r->table, whyp);
@@ -265,7 +265,7 @@ void scheduler_repair(struct scheduler *s, struct requests *all)
     policy_rebuild(s->policy, &s->waiting, &s->active);
     for (uint32_t i = 0; i < s->n_active; i++) {
         struct request *r = s->order[i];
-        if (!r->is_broken && !r->is_suspect)
+        if (!r->is_broken && scheduler_shares(s, r))
             cache_settle(s->cache, &r->table, &r->key, r->ids, 0, r->past);
     }
 }

@@ -51,7 +51,7 @@ int scheduler_take_up(struct scheduler *s, struct request *r, uint32_t n_tokens)
     cache_clear(pool->cache, &r->aside);
     s->n_aside--;
     s->n_restores++;
-    if (!r->is_suspect)
+    if (scheduler_shares(s, r))
         cache_settle(s->cache, &r->table, &r->key, r->ids, 0, r->past);
     return 0;
 }

@@ -15,6 +15,7 @@ struct scheduler {
     struct list waiting;    /* all; the policy has them in an order of its own */
     struct request **order; /* [max_requests] a repair's                       */
     uint32_t n_groups;
+    uint32_t epoch; /* of the model's weights */
     uint32_t n_audits, n_rounds;
     const struct list *turn; /* in `active`: whose turn it is to be audited, or the head */
     uint32_t n_active, n_waiting;
@@ -29,6 +30,12 @@ struct scheduler {
     uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens, n_forks;
     uint64_t n_offloads, n_restores, n_recomputed;
 };
+
+/* Whether blocks of r are for others to find: what they hold is what the model makes of its ids. */
+static inline bool scheduler_shares(const struct scheduler *s, const struct request *r)
+{
+    return !r->is_suspect && r->kv_epoch == s->epoch;
+}
 
 /* scheduler.c: r, if it waits, is active from now on, in that phase; and an active one leaves the
  * list. */

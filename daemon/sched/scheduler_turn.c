@@ -122,14 +122,22 @@ static void count_hit(struct scheduler *s, struct request *r, const struct offer
         r->end.n_prefix_hit = o->past;
 }
 
+/* Who had no past has one of the present weights, be it others' work. */
+static void begin_at(const struct scheduler *s, struct request *r, const struct offer *o)
+{
+    if (r->past == 0)
+        r->kv_epoch = s->epoch;
+    r->past = o->past;
+}
+
 static void take(struct scheduler *s, struct batch *b, struct request *r, const struct offer *o,
                  uint32_t new_block, uint64_t now_ns)
 {
     count_hit(s, r, o);
-    r->past = o->past;
+    begin_at(s, r, o);
     policy_charge(r, o->n_tokens);
     batch_add(b, r, o->n_tokens, new_block);
-    if (!r->is_suspect)
+    if (scheduler_shares(s, r))
         cache_promise(s->cache, &r->table, &r->key, r->ids, r->past, r->past + o->n_tokens);
     scheduler_activate(
         s, r, b->entries[b->n_entries - 1].yields ? REQUEST_DECODING : REQUEST_PREFILLING, now_ns);
@@ -143,7 +151,7 @@ static void take_blocks_only(struct scheduler *s, struct request *r, const struc
     if (cache_admit(s->cache, &r->table, o->n_found, o->past))
         return;
     count_hit(s, r, o);
-    r->past = o->past;
+    begin_at(s, r, o);
     scheduler_activate(s, r, REQUEST_PREFILLING, now_ns);
 }
 

@@ -223,6 +223,8 @@ struct weight *cpu_weight_free(struct weight *w)
 {
     if (!w)
         return NULL;
+    if (w->data)
+        atomic_fetch_sub_explicit(&w->backend->weight_bytes, w->bytes, memory_order_relaxed);
     arena_give(&w->backend->weights, w->data);
     free(w);
     return NULL;

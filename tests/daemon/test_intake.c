@@ -314,6 +314,89 @@ Test(intake, a_full_queue_answers_busy_at_once)
     sim_free(s);
 }
 
+/* What would wait in its lane for want of the uid's or the engine's credit is answered, too. */
+Test(intake, with_a_bound_on_the_queue_nothing_waits_in_a_lane)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_result_entry result;
+    uint32_t n_busy = 0, n_finished = 0;
+    const struct cb_hello hello = peer_hello();
+    tune(s, "max_queue_size", "3");
+    tune(s, "uid_requests", "1");
+    peer_open(&p, s, 1000, &hello);
+    for (int i = 0; i < 4; i++) {
+        struct cb_request_entry e;
+        good(&e);
+        peer_submit(&p, &e, ids, 4);
+    }
+    while (peer_result(&p, &result)) {
+        n_busy += result.type == CB_RESULT_REJECTED && (int)result.count == CB_BUSY;
+        n_finished += result.type == CB_RESULT_FINISHED;
+    }
+    cr_assert_eq(n_busy, 3);
+    cr_assert_eq(n_finished, 1);
+    peer_close(&p);
+    sim_free(s);
+}
+
+/* The result of type `type` of a request like `e`, once it has ended. */
+static struct cb_result_entry outcome(struct peer *p, struct cb_request_entry e,
+                                      const uint32_t *prompt, uint32_t type)
+{
+    struct cb_result_entry result, found = {.type = 0};
+    peer_submit(p, &e, prompt, e.n_prompt);
+    while (peer_result(p, &result)) {
+        if (result.type == type)
+            found = result;
+        if (result.type != CB_RESULT_ACCEPTED && result.type != CB_RESULT_TOKENS)
+            cb_lane_client_free(p->lc, result.slot);
+    }
+    cr_assert_eq(found.type, type, "no result of type %u", type);
+    return found;
+}
+
+Test(intake, what_cannot_make_its_deadline_is_refused_with_both_times)
+{
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_request_entry e;
+    const struct cb_hello hello = peer_hello();
+    s->tick_ns = 200000;
+    peer_open(&p, s, 1000, &hello);
+    good(&e);
+    e.n_prompt = 4;
+    e.max_new_tokens = 20;
+    e.flags |= CB_FLAG_IGNORE_EOS;
+    e.deadline_ns = 1000000;
+    struct cb_result_entry r = outcome(&p, e, ids, CB_RESULT_ACCEPTED);
+    cr_assert(r.first == 0 && r.last == 0, "nothing was measured: nothing is guessed or refused");
+    e.deadline_ns = 0;
+    for (int i = 0; i < 4; i++) { /* prompts long enough to say how fast prefill is */
+        uint32_t many[32] = {(uint32_t)i + 1};
+        struct cb_request_entry longer = e;
+        longer.n_prompt = 32;
+        outcome(&p, longer, many, CB_RESULT_FINISHED);
+    }
+    r = outcome(&p, e, ids, CB_RESULT_ACCEPTED);
+    cr_assert_gt(r.last, 0);
+    uint32_t end_ms = r.last / 1000;
+    e.deadline_ns = (uint64_t)end_ms * 2000000;
+    r = outcome(&p, e, ids, CB_RESULT_ACCEPTED);
+    e.deadline_ns = (uint64_t)end_ms * 500000;
+    r = outcome(&p, e, ids, CB_RESULT_REJECTED);
+    cr_assert_eq((int)r.count, CB_TOO_LATE);
+    cr_assert_eq(r.last, e.deadline_ns / 1000000);
+    cr_assert_gt(r.first, r.last);
+    e.max_new_tokens = CB_NO_LIMIT;
+    outcome(&p, e, ids, CB_RESULT_ACCEPTED); /* its first token is in time */
+    e.deadline_ns = 1;
+    r = outcome(&p, e, ids, CB_RESULT_REJECTED);
+    cr_assert_eq((int)r.count, CB_TOO_LATE);
+    peer_close(&p);
+    sim_free(s);
+}
+
 Test(intake, what_a_uid_can_never_have_is_refused_and_what_it_has_not_now_waits)
 {
     struct sim *s = fresh();

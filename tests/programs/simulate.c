@@ -32,6 +32,8 @@ int main(int argc, char **argv)
         if (verbose || r)
             printf("seed %" PRIu64 ": %s; %" PRIu64 " turns, digest %016" PRIx64 "\n", seed,
                    r ? report.error : "ok", report.n_turns, report.digest);
+        if (r)
+            printf("  again: build/tests/simulate --seeds %" PRIu64 "-%" PRIu64 "\n", seed, seed);
         n_failed += r != 0;
         sum.n_turns += report.n_turns;
         sum.n_requests += report.n_requests;
@@ -40,11 +42,16 @@ int main(int argc, char **argv)
         sum.n_rejected += report.n_rejected;
         sum.n_deaths += report.n_deaths;
         sum.n_hostile += report.n_hostile;
+        sum.n_soft_resets += report.n_soft_resets;
+        sum.n_too_late += report.n_too_late;
+        sum.n_past_deadline += report.n_past_deadline;
     }
     printf("%" PRIu64 " seeds, %" PRIu64 " failed: %" PRIu64 " turns, %" PRIu64
-           " requests (%" PRIu64 " finished, %" PRIu64 " cancelled, %" PRIu64 " rejected), %" PRIu64
-           " deaths, %" PRIu64 " hostile clients\n",
+           " requests (%" PRIu64 " finished, %" PRIu64 " cancelled, %" PRIu64
+           " rejected, of these %" PRIu64 " for their deadline; %" PRIu64 " passed it), %" PRIu64
+           " soft resets, %" PRIu64 " deaths, %" PRIu64 " hostile clients\n",
            last - first + 1, n_failed, sum.n_turns, sum.n_requests, sum.n_finished, sum.n_cancelled,
-           sum.n_rejected, sum.n_deaths, sum.n_hostile);
+           sum.n_rejected, sum.n_too_late, sum.n_past_deadline, sum.n_soft_resets, sum.n_deaths,
+           sum.n_hostile);
     return n_failed != 0;
 }

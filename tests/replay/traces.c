@@ -50,7 +50,7 @@ static void run_list(struct replay *r, const json_t *root, const char *key, cons
     {
         char why[TRACES_WHY_MAX], differs[TRACES_WHY_MAX], name[128];
 
-        traces_run(root, w, why, differs);
+        traces_run(root, w, SCHEDULER_FIFO, why, differs);
         snprintf(name, sizeof name, "%s/%s", key, json_string_value(json_object_get(w, "name")));
         if (why[0])
             replay_differs(r, "%s", why);

@@ -14,7 +14,8 @@ static json_t *traces(void)
 }
 
 /* All workloads of a list run to their end; those that is_exact names match, too. */
-static size_t run_list(const char *key, bool (*is_exact)(const char *name))
+static size_t run_list(const char *key, enum scheduler_kind fifo,
+                       bool (*is_exact)(const char *name))
 {
     json_t *root = traces(), *w;
     size_t i, n = 0;
@@ -22,7 +23,7 @@ static size_t run_list(const char *key, bool (*is_exact)(const char *name))
     {
         char why[TRACES_WHY_MAX], differs[TRACES_WHY_MAX];
         const char *name = json_string_value(json_object_get(w, "name"));
-        traces_run(root, w, why, differs);
+        traces_run(root, w, fifo, why, differs);
         cr_expect_str_empty(why, "%s: %s", name, why);
         if (is_exact(name)) {
             cr_expect_str_empty(differs, "%s: %s", name, differs);
@@ -53,16 +54,23 @@ static bool none(const char *name)
 
 Test(traces, exact_workloads_match_step_by_step)
 {
-    cr_assert_eq(run_list("workloads", every_one), 58);
+    cr_assert_eq(run_list("workloads", SCHEDULER_FIFO, every_one), 58);
+}
+
+Test(traces, auto_is_fifo_for_one_user)
+{
+    cr_assert_eq(run_list("workloads", SCHEDULER_AUTO, every_one), 58);
+    cr_assert_eq(run_list("sliding", SCHEDULER_AUTO, every_one), 4);
+    cr_assert_eq(run_list("pressure", SCHEDULER_AUTO, two_outgrow), 1);
 }
 
 Test(traces, with_sliding_layers_too)
 {
-    cr_assert_eq(run_list("sliding", every_one), 4);
+    cr_assert_eq(run_list("sliding", SCHEDULER_FIFO, every_one), 4);
 }
 
 Test(traces, under_pressure_all_end)
 {
-    cr_assert_eq(run_list("pressure", two_outgrow), 1);
-    run_list("quirks", none);
+    cr_assert_eq(run_list("pressure", SCHEDULER_FIFO, two_outgrow), 1);
+    run_list("quirks", SCHEDULER_FIFO, none);
 }

@@ -243,6 +243,13 @@ static void set(struct sim *s, const char *name, const char *format, uint32_t va
         sim_fail(s, "%s", message);
 }
 
+static uint64_t ticking_now(void *ctx)
+{
+    struct sim *s = ctx;
+    s->time.now_ns += s->tick_ns;
+    return s->time.now_ns;
+}
+
 /* For tests that drive the daemon by hand: nothing drawn, room for a few small requests. */
 static void fixed_settings(struct sim *s)
 {
@@ -286,6 +293,7 @@ static void draw_settings(struct sim *s)
     if (sim_draw(r, 4) == 0)
         set(s, "max_queue_size", "%u", 1 + sim_draw(r, 4));
     set(s, "lane_pool_tokens", "%u", 16);
+    s->tick_ns = sim_draw(r, 3) ? 1 + sim_draw(r, 60000) : 0;
 }
 
 static int open_parts(struct sim *s)
@@ -343,6 +351,24 @@ static bool all_over(const struct sim *s)
     return true;
 }
 
+/* Whatever a request does there are words for it, and they keep within their bounds. */
+static void check_words(struct sim *s)
+{
+    const struct clients *c = s->daemon->clients;
+    for (uint32_t i = 0; i < c->n_clients; i++)
+        for (uint32_t k = 0; c->table[i].lane && k < c->table[i].geometry.n_slots; k++) {
+            char text[601];
+            const struct request *r = c->table[i].slots[k].request;
+            size_t bytes = 1 + (s->time.now_ns + k) % 600;
+            if (!r)
+                continue;
+            memset(text, 'x', sizeof text);
+            engine_request_why(s->daemon->engine, r, text, bytes);
+            if (text[bytes] != 'x' || strlen(text) >= bytes || (bytes > 1 && !text[0]))
+                sim_fail(s, "a request's words are none, or too many");
+        }
+}
+
 void sim_audit(struct sim *s)
 {
     const char *why = "";
@@ -352,6 +378,7 @@ void sim_audit(struct sim *s)
         sim_fail(s, "the daemon slept while work waited");
     if (cb_stats_get(s->stats.base, CB_STAT_watchdog))
         sim_fail(s, "work waited and nothing moved");
+    check_words(s);
 }
 
 /* Nobody is there any more: nothing may be left but what is kept to be found again. */
@@ -463,6 +490,7 @@ struct sim *sim_new(uint64_t seed, bool is_drawn, struct sim_report *report)
     s->report = report;
     s->stats_fd = s->vocab_fd = -1;
     virtual_clock_init(&s->time, &s->clock);
+    s->clock = (struct clock){.now_ns = ticking_now, .ctx = s};
     log_init(&s->log, -1, LOG_LEVEL_ERROR, &s->clock);
     s->holds_time = !is_drawn;
     if (is_drawn)
@@ -487,6 +515,8 @@ int sim_run(uint64_t seed, struct sim_report *report)
     run(s);
     report->n_prefix_hits = cb_stats_get(s->stats.base, CB_STAT_prefix_hits);
     report->n_evicted = cb_stats_get(s->stats.base, CB_STAT_blocks_evicted);
+    report->n_soft_resets = cb_stats_get(s->stats.base, CB_STAT_soft_resets);
+    report->n_past_deadline = cb_stats_get(s->stats.base, CB_STAT_requests_deadline);
     sim_note(s, s->time.now_ns);
     sim_free(s);
     return report->error[0] ? -1 : 0;

@@ -23,7 +23,9 @@ struct sim_report {
     char error[512]; /* empty: all held */
     uint64_t digest;
     uint64_t n_turns, n_requests, n_finished, n_cancelled, n_rejected, n_deaths, n_hostile;
-    uint64_t n_prefix_hits, n_evicted;
+    uint64_t n_prefix_hits, n_evicted, n_soft_resets;
+    uint64_t n_too_late, n_past_deadline,
+        n_predicted; /* refused; ended by it; accepted with a guess */
 };
 
 /* 0, or -1 with report->error. */
@@ -36,6 +38,7 @@ struct sim {
     struct settings settings;
     struct virtual_clock time;
     struct clock clock;
+    uint32_t tick_ns; /* each look at the clock finds it so much later, so that steps take time */
     struct log log;
     struct model *model;
     struct daemon *daemon;

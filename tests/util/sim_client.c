@@ -166,7 +166,7 @@ static uint32_t draw_ids(struct sim_client *c, uint32_t *ids, uint32_t n_max)
 {
     uint32_t n = draw(c, n_max + 1), n_vocab = c->welcome.geometry.n_vocab;
     for (uint32_t i = 0; i < n; i++) /* ascending */
-        ids[i] = (i * n_vocab + draw(c, n_vocab)) / n_max;
+        ids[i] = i * (n_vocab / n_max) + draw(c, n_vocab / n_max);
     return n;
 }
 
@@ -216,7 +216,7 @@ static void draw_request(struct sim_client *c, struct sim_request *r)
     r->max_new_tokens = draw(c, 10) ? draw(c, 16) : CB_NO_LIMIT; /* within the context */
     r->temperature = draw(c, 2) ? 0 : 0.7f;
     r->seed = draw(c, 1u << 30);
-    r->deadline_ns = draw(c, 10) ? 0 : 1 + draw(c, 3000000);
+    r->deadline_ns = draw(c, 5) ? 0 : 1 + draw(c, draw(c, 2) ? 3000000 : 20000000);
     r->n_stop_ids = draw(c, 4) ? 0 : 1 + draw(c, 2);
     for (uint32_t i = 0; i < r->n_stop_ids; i++)
         r->stop_ids[i] = draw(c, n_vocab);
@@ -401,7 +401,10 @@ static void check_end(struct sim_client *c, struct sim_request *r, const struct 
                  (unsigned long long)r->user);
         return;
     }
-    sim_expect(s, r, &alone);
+    struct sim_request asked = *r;
+    if (r->max_new_tokens == CB_NO_LIMIT && view.out_cap) /* or as much as its lane has room for */
+        asked.max_new_tokens = view.out_cap;
+    sim_expect(s, &asked, &alone);
     if (view.emitted > alone.n_tokens ||
         (view.emitted && memcmp(view.ids, alone.tokens, view.emitted * sizeof(uint32_t)) != 0))
         sim_fail(s, "client %u: tokens of request %llu differ from those it gets alone", c->idx,
@@ -447,6 +450,33 @@ static void check_end(struct sim_client *c, struct sim_request *r, const struct 
         sim_note(s, view.ids[i]);
 }
 
+static bool is_beyond_pool(const struct sim_client *c, const struct sim_request *r)
+{
+    return cb_run_layout(r->max_new_tokens, r->n_prompt, r->planes).bytes >
+           c->welcome.geometry.down_pool_bytes;
+}
+
+/* Whether the refusal names the request's deadline, and a later end. */
+static bool is_late(const struct sim_request *r, const struct cb_result_entry *e)
+{
+    return r->deadline_ns && e->last == r->deadline_ns / 1000000 && e->first > e->last;
+}
+
+static void check_accepted(struct sim_client *c, struct sim_request *r,
+                           const struct cb_result_entry *e)
+{
+    if (r->was_accepted || r->must_reject)
+        sim_fail(c->sim, "client %u: request %llu was accepted, which can't be", c->idx,
+                 (unsigned long long)r->user);
+    if (e->last == 0 ? e->first != 0
+                     : e->first > e->last || (r->deadline_ns && r->max_new_tokens != CB_NO_LIMIT &&
+                                              e->last > r->deadline_ns / 1000 + 1))
+        sim_fail(c->sim, "client %u: request %llu is to start at %u and end at %u us", c->idx,
+                 (unsigned long long)r->user, e->first, e->last);
+    c->sim->report->n_predicted += e->last > 0;
+    r->was_accepted = true;
+}
+
 static void check_rejected(struct sim_client *c, struct sim_request *r,
                            const struct cb_result_entry *e)
 {
@@ -456,8 +486,11 @@ static void check_rejected(struct sim_client *c, struct sim_request *r,
                    (status == CB_QUOTA && r->n_prompt > set->uid_waiting_tokens) ||
                    (status == CB_QUOTA && r->max_new_tokens != CB_NO_LIMIT &&
                     r->n_prompt + r->max_new_tokens > set->max_held_tokens) ||
+                   (status == CB_QUOTA && e->first == CB_LIMIT_POOL && is_beyond_pool(c, r)) ||
                    (status == CB_NO_CAPACITY && sim_is_too_big(c->sim, r)) ||
+                   (status == CB_TOO_LATE && is_late(r, e)) ||
                    (status == CB_DRAINING && c->sim->is_ending);
+    c->sim->report->n_too_late += status == CB_TOO_LATE;
     if (r->must_reject ? status != r->must_reject && !is_load : !is_load)
         sim_fail(c->sim, "client %u: request %llu was rejected with %d, not %d", c->idx,
                  (unsigned long long)r->user, status, r->must_reject);
@@ -485,10 +518,7 @@ static bool poll_one(struct sim_client *c)
     }
     switch (e.type) {
     case CB_RESULT_ACCEPTED:
-        if (q->was_accepted || q->must_reject)
-            sim_fail(c->sim, "client %u: request %llu was accepted, which can't be", c->idx,
-                     (unsigned long long)q->user);
-        q->was_accepted = true;
+        check_accepted(c, q, &e);
         release_region(c, q);
         return true;
     case CB_RESULT_TOKENS: {

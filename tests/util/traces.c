@@ -27,6 +27,7 @@ struct traced {
 
 struct run {
     const json_t *workload;
+    enum scheduler_kind fifo;
     struct traced *requests; /* [n_requests] */
     size_t n_requests, n_ended;
     uint32_t *prompt; /* scratch */
@@ -212,7 +213,7 @@ static bool open_engine(struct run *p)
     const struct engine_sink sink = {.ctx = p, .token = on_token, .end = on_end};
     struct engine_config config = {
         .scheduler =
-            strcmp(string(w, "scheduler"), "fifo") == 0 ? SCHEDULER_FIFO : SCHEDULER_PREFILL_FIRST,
+            strcmp(string(w, "scheduler"), "fifo") == 0 ? p->fifo : SCHEDULER_PREFILL_FIRST,
         .max_requests = (uint32_t)p->n_requests + 1,
         .max_held_tokens = UINT32_MAX,
         .max_batch_tokens = (uint32_t)integer(w, "max_batch_tokens"),
@@ -339,10 +340,11 @@ static void run_steps(struct run *p)
     compare_ends(p);
 }
 
-void traces_run(const json_t *root, const json_t *workload, char why[TRACES_WHY_MAX],
-                char differs[TRACES_WHY_MAX])
+void traces_run(const json_t *root, const json_t *workload, enum scheduler_kind fifo,
+                char why[TRACES_WHY_MAX], char differs[TRACES_WHY_MAX])
 {
     struct run p = {.workload = workload,
+                    .fifo = fifo,
                     .first_token = integer(root, "first_token"),
                     .why = why,
                     .differs = differs};

@@ -449,13 +449,14 @@ static void go_to_sleep(struct daemon *d)
         max_ns = d->config.settings->net_ms * MS;
     if (!d->is_populated && max_ns > POPULATE_QUIET_NS)
         max_ns = POPULATE_QUIET_NS;
-    max_ns = until(engine_next_ns(d->engine), clock_now(d->config.clock), max_ns);
+    uint64_t sleep_ns = until(engine_next_ns(d->engine), clock_now(d->config.clock), max_ns);
     (void)visit_lanes(d, visit_doze);
     cb_lane_doze_fence();
     if (visit_lanes(d, visit_look) == 0) {
         uint64_t begun_ns = clock_now(d->config.clock);
-        int n_called = loop_sleep(d->config.loop, max_ns);
-        /* Only a sleep that lasted: it may also end early, when a bell of ours is off. */
+        int n_called = loop_sleep(d->config.loop, sleep_ns);
+        /* Only a sleep that lasted: it may also end early, when a bell of ours is off, and before a
+         * deadline it may be shorter than a bell's way. */
         if (n_called == 0 && clock_now(d->config.clock) - begun_ns >= max_ns) {
             int found = visit_lanes(d, visit_look);
             if (found > 0)

@@ -290,27 +290,40 @@ static void run(struct batch *b)
     }
 }
 
-/* One token of nobody's, so that the first real one does not pay for memory that was never touched.
- * That it fails says nothing: those that follow have their own ends. */
-static void warm_up(struct batch *b)
+/* One token of nobody's, so that the first real one does not pay for memory that was never touched. */
+int cb_warmup(struct cb_handle *h, int64_t timeout_ms)
 {
     static const uint32_t first_id = 0;
-    struct cb_request r;
+    struct cb_group group = {{NULL, NULL}};
+    struct cb_request request;
     struct cb_event event;
     uint64_t id;
-    cb_request_init(&r);
-    r.ids = &first_id;
-    r.n_ids = 1;
-    r.max_new_tokens = 1;
-    r.flags = CB_FINAL_ONLY | CB_HAS_SEED;
-    pthread_mutex_lock(&b->h->lock);
-    bool is_warm = b->h->is_warm;
-    b->h->is_warm = true;
-    pthread_mutex_unlock(&b->h->lock);
-    if (is_warm || cb_group_submit(b->h, &b->group, &r, &id))
-        return;
-    cb_group_wait(b->h, &b->group, &event, b->given->stall_ms);
-    cb_release(b->h, id);
+    int r = cb_enter(h);
+    if (r || timeout_ms < -1)
+        return cb_fail(r ? r : CB_INVALID);
+    pthread_mutex_lock(&h->lock);
+    bool is_warm = h->is_warm;
+    pthread_mutex_unlock(&h->lock);
+    if (is_warm)
+        return 0;
+    cb_request_init(&request);
+    request.ids = &first_id;
+    request.n_ids = 1;
+    request.max_new_tokens = 1;
+    request.flags = CB_FINAL_ONLY | CB_HAS_SEED;
+    r = cb_group_submit(h, &group, &request, &id);
+    if (r)
+        return r;
+    r = cb_group_wait(h, &group, &event, timeout_ms);
+    cb_release(h, id);
+    if (r < 0)
+        return r;
+    if (event.status)
+        return cb_fail_with(event.status, event.detail[0], event.detail[1]);
+    pthread_mutex_lock(&h->lock);
+    h->is_warm = true;
+    pthread_mutex_unlock(&h->lock);
+    return 0;
 }
 
 /* The numbers of the names, on this handle. */
@@ -341,7 +354,7 @@ static int run_batch(struct batch *b)
         for (size_t p = 0; p < given->n_prompts; p++)
             read_prompt(b, p);
         if (!(given->flags & CB_BATCH_NO_WARMUP))
-            warm_up(b);
+            cb_warmup(b->h, given->stall_ms); /* its failing says nothing of those that follow */
         run(b);
         cb_bar_end(&b->bar, b->n_over, b->made->outputs.n_failed);
     }

@@ -651,6 +651,11 @@ typedef int cb_progress_fn(const struct cb_progress *progress, void *arg);
 #define CB_BATCH_NO_WARMUP   0x02u
 #define CB_BATCH_PER_REQUEST 0x04u /* prompts may have a temperature, top_k, top_p of their own */
 
+/* Has the daemon make a token for nobody, so that the handle's first request does not pay for what is
+ * touched the first time; once a handle, then it does nothing. -1: for ever. 0; CB_TIMEOUT; or why it
+ * could not, as of cb_submit and of events. */
+CB_API int cb_warmup(struct cb_handle *h, int64_t timeout_ms);
+
 struct cb_batch {
     size_t size;
     const struct cb_prompt *prompts;
@@ -683,7 +688,7 @@ static inline void cb_batch_init(struct cb_batch *batch)
 /* Runs all of them, as many at a time as the handle has free slots, and returns when each is over:
  * it ended, or it failed alone, or the daemon is gone. Without a handle (NULL) it opens one for the
  * call; names count from req_0 on each handle. Unless CB_BATCH_NO_WARMUP, a handle's first batch is
- * preceded by one token of nobody's. No prompts: no outputs, and no daemon is needed.
+ * preceded by cb_warmup. No prompts: no outputs, and no daemon is needed.
  *   >= 0  how many failed, and *outputsp is the caller's to cb_outputs_free
  *   CB_INVALID CB_NO_MEMORY CB_FORKED, or what cb_open gives: nothing was run
  * With CB_BATCH_PER_REQUEST a prompt may have those of temperature (config's: above 0, and not 1), top_k

@@ -239,6 +239,27 @@ Test(batch, times_and_limit_and_warm_up)
     stop(p);
 }
 
+Test(batch, a_handle_is_warmed_once)
+{
+    struct pair p = start_plain(), q = start_plain();
+    struct job *j = job_of(1);
+    struct cb_event e;
+    cr_assert_eq(cb_warmup(p.h, -2), CB_INVALID);
+    fake_hold(p.f, true);
+    cr_assert_eq(cb_warmup(p.h, 10), CB_TIMEOUT);
+    fake_hold(p.f, false);
+    cr_assert_eq(cb_warmup(p.h, HANG_MS), 0, "%s", cb_message());
+    cr_assert_eq(cb_poll(p.h, &e), 0, "nobody sees it");
+    fake_hold(p.f, true);
+    cr_assert_eq(cb_warmup(p.h, 10), 0, "it is warm, and asks for nothing");
+    cr_assert_eq(run(q, j), 0);
+    fake_hold(q.f, true);
+    cr_assert_eq(cb_warmup(q.h, 10), 0, "a batch has warmed it");
+    done(j);
+    stop(p);
+    stop(q);
+}
+
 /* Requests of others on the handle, whose events nobody takes meanwhile, hold all slots but one. */
 Test(batch, shares_the_handle)
 {

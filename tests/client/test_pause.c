@@ -172,10 +172,10 @@ Test(pause, is_told_to_who_waits_beside_an_event_loop)
 {
     struct pair p = start(&(struct fake_config){0}, CB_KIND_EVENT_LOOP, CB_WAIT_ECO);
     _Atomic int n_inside = 0;
-    struct holder o = {p.h, submit(p.h, 5, 4000, CB_FINAL_ONLY), &n_inside};
     struct cb_event e = {0};
     pthread_t thread;
-    fake_hold(p.f, true);
+    fake_hold(p.f, true); /* or it would end */
+    struct holder o = {p.h, submit(p.h, 5, 4000, CB_FINAL_ONLY), &n_inside};
     cr_assert_eq(cb_arm(p.h), 0);
     cr_assert_eq(pthread_create(&thread, NULL, hold_again_and_again, &o), 0);
     while (pthread_tryjoin_np(thread, NULL)) { /* the recipe, without its sleep */

@@ -382,11 +382,13 @@ void clients_notice(struct clients *c, uint32_t bit, bool on)
     c->notice = on ? c->notice | bit : c->notice & ~bit;
     for (uint32_t i = 0; i < c->n_clients; i++) {
         struct client *cl = &c->table[i];
-        if (cl->lane) {
-            cb_lane_notice(cl->lane, c->notice);
-            (void)cb_doorbell_send(cl->sock.fd, CB_RECORD_NOTICE);
-            clients_flush(c, cl);
-        }
+        if (!cl->lane)
+            continue;
+        cb_lane_notice(cl->lane, c->notice);
+        if (cl->state != CLIENT_LIVE) /* its end of the lane is not made yet: it is told then */
+            continue;
+        (void)cb_doorbell_send(cl->sock.fd, CB_RECORD_NOTICE);
+        clients_flush(c, cl);
     }
 }
 

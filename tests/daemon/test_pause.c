@@ -179,6 +179,9 @@ Test(paused, requests_give_way_to_who_grows_before_anybody_else_does)
     steps(g, 2);
     a->paused = true; /* the oldest, whom a shortage would spare */
     steps(g, 20);
+    struct request_info info;
+    engine_request_info(a->r, &info);
+    cr_assert_eq(info.n_soft_resets, 1);
     cr_assert(b->n_ends == 1 && c->n_ends == 1);
     cr_assert_eq(stats_of(g).n_soft_resets, 1);
     finish(g);

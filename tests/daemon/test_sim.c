@@ -33,7 +33,7 @@ Test(sim, gives_the_same_run_for_the_same_seed, .timeout = 120)
 Test(sim, reaches_ends_of_every_kind, .timeout = 120)
 {
     uint64_t n_finished = 0, n_cancelled = 0, n_rejected = 0, n_deaths = 0, n_hostile = 0;
-    uint64_t n_prefix_hits = 0, n_evicted = 0, n_soft_resets = 0;
+    uint64_t n_prefix_hits = 0, n_evicted = 0, n_soft_resets = 0, n_pauses = 0;
     uint64_t n_too_late = 0, n_past_deadline = 0, n_predicted = 0;
     for (uint64_t seed = 2000; seed < 2050; seed++) {
         struct sim_report r;
@@ -49,6 +49,7 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
         n_too_late += r.n_too_late;
         n_past_deadline += r.n_past_deadline;
         n_predicted += r.n_predicted;
+        n_pauses += r.n_pauses;
     }
     cr_assert_gt(n_finished, 50);
     cr_assert_gt(n_cancelled, 50);
@@ -61,4 +62,5 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     cr_assert_gt(n_too_late, 0);
     cr_assert_gt(n_past_deadline, 5);
     cr_assert_gt(n_predicted, 50);
+    cr_assert_gt(n_pauses, 100);
 }

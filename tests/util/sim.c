@@ -417,7 +417,11 @@ static void turn(struct sim *s)
     uint32_t gone[SIM_CLIENTS_MAX + 64] = {0}; /* connections that ended before this turn */
     for (uint32_t i = 0; i < c->n_clients; i++)
         gone[i] = c->table[i].state == CLIENT_GONE ? c->table[i].lane_id : 0;
+    bool is_paused = s->daemon->pauses.is_on;
+    uint64_t n_steps = cb_stats_get(s->stats.base, CB_STAT_steps);
     daemon_turn(s->daemon);
+    if (is_paused && cb_stats_get(s->stats.base, CB_STAT_steps) != n_steps)
+        sim_fail(s, "a step ran while the daemon was paused");
     for (uint32_t i = 0; i < c->n_clients && s->daemon->state != DAEMON_STOPPED; i++)
         if (gone[i] && c->table[i].state == CLIENT_GONE && c->table[i].lane_id == gone[i])
             sim_fail(s, "a dead client still holds requests after a step");
@@ -426,12 +430,28 @@ static void turn(struct sim *s)
         sim_audit(s);
 }
 
+/* An operator pauses all, or takes a pause back. */
+static void operate(struct sim *s)
+{
+    struct pauses *p = &s->daemon->pauses;
+    struct client nobody = {0};
+    if (p->n_kept > 0 && sim_draw(&s->random, 3)) {
+        (void)pauses_end_one(p, &nobody);
+    } else if (p->n_kept < 3) {
+        (void)pauses_keep(p);
+        s->report->n_pauses++;
+    }
+}
+
 static void run(struct sim *s)
 {
     uint32_t ending = sim_draw(&s->random, 3); /* 0: all leave; 1: drain; 2: stop */
     uint32_t patience = ending ? 20 + sim_draw(&s->random, 300) : TURNS_MOST;
-    for (uint32_t i = 0; i < patience && !all_over(s) && !s->report->error[0]; i++)
+    for (uint32_t i = 0; i < patience && !all_over(s) && !s->report->error[0]; i++) {
+        if (sim_draw(&s->random, s->daemon->pauses.is_on ? 8 : 40) == 0)
+            operate(s);
         turn(s);
+    }
     if (ending == 0 && !all_over(s))
         sim_fail(s, "after %u turns some clients still wait", TURNS_MOST);
     s->is_ending = true;

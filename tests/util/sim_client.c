@@ -12,6 +12,7 @@
 #include "shm/message.h"
 #include "tests/util/sim.h"
 
+#define LATE_NS      100000000ull /* after a deadline: the daemon slept over it */
 #define REGIONS      (2 * SIM_SLOTS_MAX)
 #define PROMPT_BYTES (SIM_PROMPT_MAX * 4)
 #define REGION_BYTES (PROMPT_BYTES + 256)
@@ -349,6 +350,31 @@ static void cancel(struct sim_client *c)
     }
 }
 
+static void toggle_pause(struct sim_client *c)
+{
+    if (!(c->welcome.features & CB_FEATURE_PAUSE))
+        return;
+    c->wants_pause = !c->wants_pause;
+    c->is_held = false;
+    c->sim->report->n_pauses += c->wants_pause;
+    ring(c, cb_lane_client_pause(c->lc, c->wants_pause));
+}
+
+/* From when the daemon acts on a pause, not a token more. */
+static void check_pause(struct sim_client *c)
+{
+    bool begins = cb_lane_client_is_paused(c->lc) && !c->is_held && c->wants_pause;
+    c->is_held |= begins;
+    for (uint32_t i = 0; i < SIM_SLOTS_MAX && c->is_held; i++) {
+        struct sim_request *r = &c->requests[i];
+        if (r->is_sent && begins)
+            r->n_held = emitted_so_far(c, r);
+        if (r->is_sent && emitted_so_far(c, r) != r->n_held)
+            sim_fail(c->sim, "client %u: request %llu went on though it is paused", c->idx,
+                     (unsigned long long)r->user);
+    }
+}
+
 /* Its arena bytes are ours again: whatever the daemon still needs of them is a bug. */
 static void release_region(struct sim_client *c, struct sim_request *r)
 {
@@ -420,6 +446,10 @@ static void check_end(struct sim_client *c, struct sim_request *r, const struct 
         sim_fail(s, "client %u: request %llu has no sensible times", c->idx,
                  (unsigned long long)r->user);
     uint32_t finish = view.finish & 0xff;
+    if (finish == CB_FINISH_DEADLINE && view.total_ns > r->deadline_ns + LATE_NS)
+        sim_fail(s, "client %u: request %llu ended %llu ms after its deadline", c->idx,
+                 (unsigned long long)r->user,
+                 (unsigned long long)((view.total_ns - r->deadline_ns) / 1000000));
     if (r->was_cancelled && view.emitted > r->n_at_cancel)
         sim_fail(s, "client %u: request %llu went on after its cancel", c->idx,
                  (unsigned long long)r->user);
@@ -597,7 +627,7 @@ static void misbehave(struct sim_client *c)
     struct cb_up_hot *hot = c->up.base;
     uint64_t *words = c->up.base;
     uint64_t wild = (uint64_t)draw(c, UINT32_MAX) << 32 | draw(c, UINT32_MAX);
-    switch (draw(c, 8)) {
+    switch (draw(c, 9)) {
     case 0:
         cb_store64(&hot->req_sent, wild, CB_RELEASE);
         break;
@@ -619,7 +649,10 @@ static void misbehave(struct sim_client *c)
         for (uint32_t i = 0; i < 256; i++)
             words[draw(c, (uint32_t)(c->up.bytes / 8))] = wild * (i + 1);
         break;
-    case 6: {
+    case 6:
+        cb_store32(&hot->pause, (uint32_t)wild, CB_RELAXED);
+        break;
+    case 7: {
         char record[300];
         memset(record, (int)draw(c, 256), sizeof record);
         (void)send(c->sock, record, draw(c, 2) ? 256 : 1 + draw(c, 299),
@@ -687,6 +720,7 @@ static void live(struct sim_client *c)
         sim_client_fini(c);
         return;
     }
+    check_pause(c);
     uint32_t what = draw(c, 100);
     if (c->is_hostile && what < 20) {
         misbehave(c);
@@ -704,6 +738,8 @@ static void live(struct sim_client *c)
         cancel(c);
     } else if (what < 36) {
         sim_client_die(c);
+    } else if (what < (c->wants_pause ? 55u : 38u)) {
+        toggle_pause(c);
     } else if (what < 80) {
         if (!poll_one(c)) {
             if (c->n_running == 0 && c->n_left == 0)

@@ -41,6 +41,7 @@ struct sim_request {
     bool was_cancelled, was_accepted;
     uint32_t n_at_cancel;
     uint32_t n_seen; /* tokens announced so far */
+    uint32_t n_held; /* tokens there were when the daemon began to act on a pause */
     uint32_t region; /* of the arena */
 };
 
@@ -79,6 +80,7 @@ struct sim_client {
     struct sim_request requests[SIM_SLOTS_MAX]; /* by slot */
     uint32_t n_left;                            /* requests it still wants to make */
     uint32_t n_running;                         /* sent and not ended */
+    bool wants_pause, is_held; /* asked for; acted on */
     bool is_parked;
     uint32_t bell;
     uint64_t parked_ns;

@@ -35,7 +35,7 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     uint64_t n_finished = 0, n_cancelled = 0, n_rejected = 0, n_deaths = 0, n_hostile = 0;
     uint64_t n_prefix_hits = 0, n_evicted = 0, n_soft_resets = 0, n_pauses = 0;
     uint64_t n_too_late = 0, n_past_deadline = 0, n_predicted = 0;
-    for (uint64_t seed = 2000; seed < 2050; seed++) {
+    for (uint64_t seed = 2000; seed < 2200; seed++) {
         struct sim_report r;
         cr_assert_eq(sim_run(seed, &r), 0, "%s", r.error);
         n_finished += r.n_finished;

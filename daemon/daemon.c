@@ -46,6 +46,7 @@ struct settings_facts daemon_facts(const struct model *model)
     if (!info)
         return facts;
     facts.n_blocks = whole_blocks(info);
+    facts.pool_gib = (double)info->n_pool_blocks * (double)info->block_bytes / 0x1p30;
     facts.bf16_refusal = info->caps.bf16_tokens ? NULL : info->caps.bf16_refusal;
     facts.n_threads = info->caps.n_threads;
     facts.isa = info->caps.isa;

@@ -22,17 +22,32 @@ static uint32_t number_or(uint64_t value, uint32_t otherwise)
     return value == SETTING_NONE ? otherwise : (uint32_t)value;
 }
 
+/* Blocks for the longest request that is expected, one to grow into, and even; 0: nobody said. */
+static uint32_t hinted_blocks(const struct settings *set, uint32_t page_size)
+{
+    uint64_t tokens = set->hint_max_prompt_length + set->hint_max_generated_length;
+    uint64_t blocks = (tokens + page_size - 1) / page_size + 1;
+    return tokens ? (uint32_t)(blocks + blocks % 2) : 0;
+}
+
 static void resolve_sizes(const struct settings *set, const struct settings_facts *facts,
                           struct settings_resolved *r)
 {
     r->page_size = number_or(set->block_size, (uint32_t)set->page_size);
     r->max_batch_tokens = number_or(set->max_batch_tokens, BATCH_TOKENS);
-    r->max_requests_per_batch = number_or(set->max_requests_per_batch, BATCH_REQUESTS);
+    uint64_t expected = set->hint_num_requests;
+    uint32_t hinted = hinted_blocks(set, r->page_size);
+    r->max_requests_per_batch =
+        number_or(set->max_requests_per_batch,
+                  expected && expected < BATCH_REQUESTS ? (uint32_t)expected : BATCH_REQUESTS);
     if (r->max_requests_per_batch > r->max_batch_tokens)
         r->max_requests_per_batch = r->max_batch_tokens;
     /* What is behind a window is given back, so tables of a fixed width would have holes. */
     r->max_blocks_per_request =
-        facts->has_windows ? 0 : number_or(set->max_blocks_per_request, facts->table_blocks);
+        facts->has_windows
+            ? 0
+            : number_or(set->max_blocks_per_request,
+                        facts->table_blocks && hinted ? hinted : facts->table_blocks);
 }
 
 static void resolve_levels(const struct settings *set, struct settings_resolved *r)
@@ -141,6 +156,10 @@ void settings_resolved_value(const struct settings *set, const struct settings_f
     case SETTINGS_ROW_safety_margin:
         snprintf(text, SETTINGS_TEXT_MAX, "%.9g", r.safety_margin);
         break;
+    case SETTINGS_ROW_cpu_offload_space:
+        if (facts->n_blocks)
+            snprintf(text, SETTINGS_TEXT_MAX, "%.9g", facts->pool_gib);
+        break;
     case SETTINGS_ROW_use_cuda_graph:
         snprintf(text, SETTINGS_TEXT_MAX, "%s,%s", word(r.mixed_graphs), word(r.decode_graphs));
         break;
@@ -213,6 +232,21 @@ const char *settings_idle(const struct settings *set, const struct settings_fact
         return set->block_size != SETTING_NONE ? "block_size is given" : NULL;
     case SETTINGS_ROW_max_memory_percent:
         return set->num_blocks != SETTING_NONE ? "num_blocks is given" : NULL;
+    case SETTINGS_ROW_hint_num_requests:
+        return set->max_requests_per_batch != SETTING_NONE ? "max_requests_per_batch is given"
+                                                           : NULL;
+    case SETTINGS_ROW_hint_max_prompt_length:
+    case SETTINGS_ROW_hint_max_generated_length:
+        return set->max_blocks_per_request != SETTING_NONE ? "max_blocks_per_request is given"
+               : facts->has_windows || !facts->table_blocks
+                   ? "on this backend tables of blocks have room for any request"
+                   : NULL;
+    case SETTINGS_ROW_cpu_offload_space:
+        return facts->n_blocks && set->cpu_offload_space != 0 && facts->pool_gib <= 0
+                   ? "there is no room for one block of it"
+                   : NULL;
+    case SETTINGS_ROW_cpu_offload_space_safety_threshold:
+        return set->cpu_offload_space == 0 ? "cpu_offload_space is 0" : NULL;
     case SETTINGS_ROW_max_blocks_per_request:
         return facts->has_windows ? "the model has layers that see a window only" : NULL;
     case SETTINGS_ROW_per_request_processors:

@@ -20,6 +20,7 @@ struct settings_facts {
     /* Of the model, once it is open. */
     uint32_t n_blocks; /* whole pages of all layers */
     bool has_windows;  /* layers that see the last keys only */
+    double pool_gib;   /* beside the cache */
     uint32_t n_threads;
     const char *isa;          /* NULL: unknown */
     const char *bf16_refusal; /* why no product is in bf16; NULL: some are, or unknown */

@@ -49,6 +49,9 @@
  X(max_requests,           NUMBER,        "4096",    1, 65536, "requests",      0,    "requests accepted and not ended, of all users together; the last eighth is for users who have less than an eighth") \
  X(max_held_tokens,        NUMBER,        "16m",     1024, 4294967296, "tokens", 0,   "prompts and limits of all these requests together") \
  X(max_queue_size,         NUMBER,        "0",       0, 65536, "requests",      LIVE, "with so many waiting, others are refused with CB_BUSY at once, and so is what would wait in its lane; 0: all wait") \
+ X(hint_num_requests,      NUMBER,        "0",       0, 65536, "requests",      0,    "so many requests are expected at once: max_requests_per_batch, where that is none, is no more; 0: unknown") \
+ X(hint_max_prompt_length, NUMBER,        "0",       0, 16777216, "tokens",     0,    "longest prompt expected: where max_blocks_per_request is none, it has room for this and the next; 0: unknown") \
+ X(hint_max_generated_length, NUMBER,     "0",       0, 16777216, "tokens",     0,    "longest answer expected; 0: unknown") \
  X(use_cuda_graph,         CHOICE,        "none",    0, 0, "none|true|false|true,true|true,false|false,true|false,false", 0, "record mixed steps and decoding steps as graphs: both, or a word each; none: where it pays") \
  X(use_async_batching,     CHOICE,        "none",    0, 0, "none|true|false",   0,    "prepare a step while the one before it runs; none: with graphs") \
  X(q_padding_interval_size, NUMBER,       "0",       0, 65536, "tokens",        0,    "with graphs, queries of a step are padded to multiples of this; 0: 64; given, asks for graphs") \

@@ -1,6 +1,7 @@
 /* All fields of the reference's configuration: that they are taken from every source, what they come
  * to, in which order one decides over another, and which are said to do nothing. */
 #include <criterion/criterion.h>
+#include <assert.h>
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -29,6 +30,8 @@ static const struct field {
     {"decode_compile_config", "none", "default", false},
     {"default_compile_level", "3", "4", false},
     {"scheduler_type", "prefill_first", "lifo", false},
+    {"cpu_offload_space", "1.5", "-1", false},
+    {"cpu_offload_space_safety_threshold", "0.5", "none", false},
     {"safety_margin", "0.2", "1.5", false},
     {"return_logprobs", "true", "2", false},
     {"seed", "0", "-1", false},
@@ -43,6 +46,7 @@ static const struct field {
     {"block_size", "32", "3", true},
 };
 enum { N_FIELDS = sizeof fields / sizeof fields[0] };
+static_assert(sizeof fields / sizeof fields[0] == 29, "all that the reference has");
 
 static int n_warnings;
 static char warning[SETTINGS_MESSAGE_MAX];
@@ -116,7 +120,7 @@ Test(settings_resolve, a_deprecated_one_warns_once_and_not_of_its_default)
 
 static const struct settings_facts cpu = {0};
 static const struct settings_facts opened = {
-    .n_blocks = 77, .n_threads = 6, .isa = "avx2", .bf16_refusal = "no tiles"};
+    .n_blocks = 77, .pool_gib = 1.5, .n_threads = 6, .isa = "avx2", .bf16_refusal = "no tiles"};
 static const struct settings_facts windows = {.n_blocks = 77, .has_windows = true};
 static const struct settings_facts gpu = {
     .has_graphs = true, .overlaps = true, .compiles = true, .table_blocks = 32};
@@ -139,6 +143,18 @@ static const struct {
     {&cpu, "max_batch_tokens=8192", "max_batch_tokens", "8192"},
     {&cpu, "", "max_requests_per_batch", "512"}, /* 1024, but no more than tokens */
     {&cpu, "max_batch_tokens=8192", "max_requests_per_batch", "1024"},
+    {&cpu, "hint_num_requests=9", "max_requests_per_batch", "9"},
+    {&cpu, "hint_num_requests=9000 max_batch_tokens=8192", "max_requests_per_batch", "1024"},
+    {&cpu, "hint_num_requests=9 max_requests_per_batch=10", "max_requests_per_batch", "10"},
+    {&cpu, "hint_max_prompt_length=1000", "max_blocks_per_request", "0"},
+    {&gpu, "hint_max_prompt_length=1000", "max_blocks_per_request", "6"}, /* 4, 1, and even */
+    {&gpu, "hint_max_prompt_length=1000 hint_max_generated_length=25", "max_blocks_per_request",
+     "6"},
+    {&gpu, "hint_max_generated_length=256 page_size=16", "max_blocks_per_request", "18"},
+    {&gpu, "hint_max_prompt_length=1000 max_blocks_per_request=3", "max_blocks_per_request", "3"},
+    {&cpu, "", "cpu_offload_space", "0"},
+    {&cpu, "cpu_offload_space=2", "cpu_offload_space", "2"},
+    {&opened, "cpu_offload_space=2", "cpu_offload_space", "1.5"},
     {&cpu, "max_requests_per_batch=700", "max_requests_per_batch", "512"},
     {&cpu, "max_requests_per_batch=7", "max_requests_per_batch", "7"},
     {&cpu, "", "max_blocks_per_request", "0"},
@@ -274,6 +290,16 @@ static const struct {
     {&cpu, "model=null", "threads", "null model"},
     {&cpu, "model=null", "null_vocab", NULL},
     {&cpu, "", "null_vocab", "not null"},
+    {&cpu, "", "hint_num_requests", NULL},
+    {&cpu, "max_requests_per_batch=3", "hint_num_requests", "is given"},
+    {&cpu, "", "hint_max_prompt_length", "any request"},
+    {&gpu, "", "hint_max_generated_length", NULL},
+    {&gpu, "max_blocks_per_request=3", "hint_max_generated_length", "is given"},
+    {&opened, "cpu_offload_space=2", "cpu_offload_space", NULL},
+    {&windows, "cpu_offload_space=2", "cpu_offload_space", "no room"},
+    {&windows, "", "cpu_offload_space", NULL},
+    {&opened, "", "cpu_offload_space_safety_threshold", "is 0"},
+    {&opened, "cpu_offload_space=1", "cpu_offload_space_safety_threshold", NULL},
     {&cpu, "", "seed", NULL},
     {&cpu, "", "return_logprobs", NULL},
     {&cpu, "", "num_blocks", NULL},

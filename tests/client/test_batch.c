@@ -4,6 +4,7 @@
 
 #include <criterion/criterion.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -438,12 +439,17 @@ Test(bar, says_how_far_how_fast_and_how_long)
     }
 }
 
-/* What is written to fd is read at the other end, until it says nothing more. */
-static size_t drain(int fd, char *out, size_t n)
+/* All that a terminal shows until the end of a line, which comes in pieces. */
+static void read_line(int fd, char *out, size_t n)
 {
-    ssize_t got = read(fd, out, n - 1);
-    out[got > 0 ? got : 0] = 0;
-    return got > 0 ? (size_t)got : 0;
+    size_t got = 0;
+    struct pollfd p = {fd, POLLIN, 0};
+    while (got + 1 < n && (!got || out[got - 1] != '\n')) {
+        cr_assert_eq(poll(&p, 1, HANG_MS), 1);
+        ssize_t more = read(fd, out + got, n - 1 - got);
+        got += more > 0 ? (size_t)more : 0;
+    }
+    out[got] = 0;
 }
 
 Test(bar, is_drawn_on_terminals_only)
@@ -457,12 +463,11 @@ Test(bar, is_drawn_on_terminals_only)
     cr_assert_geq(slave, 0);
     j->batch.progress_fd = pipes[1];
     cr_assert_eq(run(p, j), 0);
-    cr_assert_eq(drain(pipes[0], text, sizeof(text)), 0);
+    cr_assert_lt(read(pipes[0], text, sizeof(text)), 0);
     j->batch.progress_fd = slave;
     cr_assert_eq(run(p, j), 0);
-    cr_assert_gt(drain(terminal, text, sizeof(text)), 0);
+    read_line(terminal, text, sizeof(text));
     cr_assert(strstr(text, "100%|") && strstr(text, "| 20/20 ["), "%s", text);
-    cr_assert_eq(text[strlen(text) - 1], '\n');
     done(j);
     stop(p);
 }

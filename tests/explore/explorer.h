@@ -44,7 +44,7 @@ enum explore_order { CB_RELAXED, CB_ACQUIRE, CB_RELEASE };
 #define cb_fence()                   explore_fence(__FILE__, __LINE__)
 #define cb_copy_in(dst, src, bytes)  explore_copy_in((dst), (src), (bytes), __FILE__, __LINE__)
 #define cb_copy_out(dst, src, bytes) explore_copy_out((dst), (src), (bytes), __FILE__, __LINE__)
-#define cb_spin_hint()                   ((void)0)
+#define cb_spin_hint()               ((void)0)
 
 uint64_t explore_load(const void *p, unsigned bytes, enum explore_order order, const char *file,
                       int line);

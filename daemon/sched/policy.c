@@ -73,12 +73,23 @@ static struct queue *queue_of(struct policy *p, const struct request *r)
     return r->share ? &r->share->queue : p->levels ? &p->levels[r->priority] : &p->line;
 }
 
+/* Somebody waits there, or no more. */
+static void note_level(struct policy *p, uint8_t priority)
+{
+    uint64_t bit = UINT64_C(1) << priority % 64;
+    if (p->levels && p->levels[priority].n > 0)
+        p->level_bits[priority / 64] |= bit;
+    else
+        p->level_bits[priority / 64] &= ~bit;
+}
+
 /* In front of the link `before`. */
 static void enqueue(struct policy *p, struct request *r, struct list *before)
 {
     struct queue *q = queue_of(p, r);
     list_append(before, &r->queue_link);
     q->n++;
+    note_level(p, r->priority);
     q->n_tokens += r->n_ids;
     q->n_limit += r->n_prompt + r->max_new_tokens - r->n_ids;
 }
@@ -106,6 +117,7 @@ void policy_unqueue(struct policy *p, struct request *r)
         q->cursor = r->queue_link.next;
     list_remove(&r->queue_link);
     q->n--;
+    note_level(p, r->priority);
     q->n_tokens -= r->n_ids;
     q->n_limit -= r->n_prompt + r->max_new_tokens - r->n_ids;
     if (q->n == 0 && r->share)
@@ -131,6 +143,7 @@ void policy_rebuild(struct policy *p, const struct list *waiting, const struct l
 {
     const struct list *const heads[] = {waiting, active};
     queue_clear(&p->line);
+    memset(p->level_bits, 0, sizeof p->level_bits);
     for (uint32_t i = 0; p->levels && i < POLICY_LEVELS; i++)
         queue_clear(&p->levels[i]);
     if (p->shares)
@@ -214,7 +227,7 @@ void policy_begin(struct policy *p, const struct list *active, bool any_aside, u
     if (p->kind == SCHEDULER_AUTO)
         p->ranking = shares_n(p->shares) > 1 ? &policy_fair : NULL;
     if (p->ranking) {
-        n_ranks = p->ranking->begin(p);
+        n_ranks = p->ranking->begin(p, active);
     } else {
         p->any_aside = any_aside;
         p->asides_turn = true;
@@ -273,6 +286,11 @@ bool policy_is_ranked(const struct policy *p)
 bool policy_asks_all(const struct policy *p)
 {
     return p->kind == SCHEDULER_FIFO || p->kind == SCHEDULER_PREFILL_FIRST;
+}
+
+bool policy_may_press(const struct policy *p, const struct request *r)
+{
+    return p->ranking && p->ranking->may_press(p, r);
 }
 
 struct request *policy_pressed_by(struct policy *p, const struct list *active,

@@ -85,6 +85,9 @@ bool policy_is_ranked(const struct policy *p);
 /* Whether it is bound to ask everyone who waits, as the recorded rules do. */
 bool policy_asks_all(const struct policy *p);
 
+/* Whether r might press anyone: after policy_begin, and a guess. */
+bool policy_may_press(const struct policy *p, const struct request *r);
+
 /* Whom the waiting r, which needs n_blocks more, may press to give way: the newest of those that it
  * would press first, or NULL. *n_blocksp: what all it may press hold, at most. */
 struct request *policy_pressed_by(struct policy *p, const struct list *active,

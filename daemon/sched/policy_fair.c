@@ -17,7 +17,18 @@ static struct share *share_at(const struct list *link)
     return list_entry(link, struct share, link);
 }
 
-static uint32_t begin(struct policy *p)
+static void count_held(struct policy *p, const struct list *active)
+{
+    const struct list *all = shares_all(p->shares);
+    for (const struct list *link = all->next; link != all; link = link->next)
+        share_at(link)->n_held = 0;
+    for (const struct list *link = active->next; link != active; link = link->next) {
+        const struct request *r = list_entry(link, struct request, link);
+        r->share->n_held += r->table.n_blocks;
+    }
+}
+
+static uint32_t begin(struct policy *p, const struct list *active)
 {
     const struct list *all = shares_all(p->shares);
     uint32_t n = shares_rank(p->shares);
@@ -25,6 +36,7 @@ static uint32_t begin(struct policy *p)
         struct queue *q = &share_at(link)->queue;
         q->cursor = q->requests.next;
     }
+    count_held(p, active);
     p->pick_at = all->next;
     return n;
 }
@@ -47,20 +59,19 @@ static struct queue *pick(struct policy *p, uint32_t *rankp)
     return NULL;
 }
 
-static void count_held(struct policy *p, const struct list *active)
-{
-    const struct list *all = shares_all(p->shares);
-    for (const struct list *link = all->next; link != all; link = link->next)
-        share_at(link)->n_held = 0;
-    for (const struct list *link = active->next; link != active; link = link->next) {
-        const struct request *r = list_entry(link, struct request, link);
-        r->share->n_held += r->table.n_blocks;
-    }
-}
-
 static bool holds_more(const struct share *a, const struct share *b, uint32_t n_more)
 {
     return a->n_held * b->weight > (b->n_held + n_more) * a->weight;
+}
+
+/* By what was held when the round began. */
+static bool may_press(const struct policy *p, const struct request *r)
+{
+    const struct list *all = shares_all(p->shares);
+    for (const struct list *link = all->prev; link != all; link = link->prev)
+        if (share_at(link)->rank > r->share->rank && holds_more(share_at(link), r->share, 1))
+            return true;
+    return false;
 }
 
 static struct request *pressed_by(struct policy *p, const struct list *active,
@@ -152,6 +163,7 @@ const struct policy_ranking policy_fair = {
     .begin = begin,
     .rank_of_active = rank_of_active,
     .pick = pick,
+    .may_press = may_press,
     .pressed_by = pressed_by,
     .loser = loser,
     .ahead_of_new = ahead_of_new,

@@ -14,10 +14,11 @@ struct policy_ranking {
     const char *name;
     struct queue *(*queue_of)(struct policy *p, const struct request *r);
     /* Begins a round: how many ranks there are in it. */
-    uint32_t (*begin)(struct policy *p);
+    uint32_t (*begin)(struct policy *p, const struct list *active);
     uint32_t (*rank_of_active)(const struct request *r);
     /* The queue whose cursor is the best candidate left, and its rank; NULL: none is left. */
     struct queue *(*pick)(struct policy *p, uint32_t *rankp);
+    bool (*may_press)(const struct policy *p, const struct request *r);
     struct request *(*pressed_by)(struct policy *p, const struct list *active,
                                   const struct request *r, uint32_t n_blocks, uint32_t *n_blocksp);
     struct request *(*loser)(struct policy *p, const struct list *active);
@@ -30,11 +31,12 @@ extern const struct policy_ranking policy_priority, policy_fair;
 
 struct policy {
     enum scheduler_kind kind;
-    const struct policy_ranking *ranking; /* of this round; NULL: order of arrival */
-    struct queue line;                    /* fifo, prefill_first: all who wait */
-    struct queue *levels;                 /* [POLICY_LEVELS] priority: by priority; else NULL */
-    struct shares *shares;                /* fair, auto: by user; else NULL */
-    uint64_t ageing_ns, now_ns;           /* now_ns: of the round */
+    const struct policy_ranking *ranking;    /* of this round; NULL: order of arrival */
+    struct queue line;                       /* fifo, prefill_first: all who wait */
+    struct queue *levels;                    /* [POLICY_LEVELS] priority: by priority; else NULL */
+    uint64_t level_bits[POLICY_LEVELS / 64]; /* of those where somebody waits */
+    struct shares *shares;                   /* fair, auto: by user; else NULL */
+    uint64_t ageing_ns, now_ns;              /* now_ns: of the round */
 
     /* Of the round: the active ones in order, and where each rank's two phases begin. */
     struct request **order; /* [max_requests] */
@@ -49,6 +51,18 @@ struct policy {
     bool any_aside, asides_turn;
     const struct list *pick_at; /* fair: the first share that may have candidates left */
 };
+
+/* The next level from i on where somebody waits; POLICY_LEVELS: there is none. */
+static inline uint32_t policy_next_level(const struct policy *p, uint32_t i)
+{
+    while (i < POLICY_LEVELS) {
+        uint64_t bits = p->level_bits[i / 64] >> i % 64;
+        if (bits)
+            return i + (uint32_t)__builtin_ctzll(bits);
+        i = (i / 64 + 1) * 64;
+    }
+    return POLICY_LEVELS;
+}
 
 static inline struct request *policy_queued(const struct list *link)
 {

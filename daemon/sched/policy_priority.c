@@ -14,9 +14,10 @@ static struct queue *queue_of(struct policy *p, const struct request *r)
     return &p->levels[r->priority];
 }
 
-static uint32_t begin(struct policy *p)
+static uint32_t begin(struct policy *p, const struct list *active)
 {
-    for (uint32_t i = 0; i < POLICY_LEVELS; i++)
+    (void)active;
+    for (uint32_t i = policy_next_level(p, 0); i < POLICY_LEVELS; i = policy_next_level(p, i + 1))
         p->levels[i].cursor = p->levels[i].requests.next;
     return POLICY_LEVELS;
 }
@@ -30,7 +31,7 @@ static struct queue *pick(struct policy *p, uint32_t *rankp)
 {
     struct queue *best = NULL;
     uint32_t best_level = 0;
-    for (uint32_t i = 0; i < POLICY_LEVELS; i++) {
+    for (uint32_t i = policy_next_level(p, 0); i < POLICY_LEVELS; i = policy_next_level(p, i + 1)) {
         struct queue *q = &p->levels[i];
         if (q->cursor == &q->requests)
             continue;
@@ -45,6 +46,15 @@ static struct queue *pick(struct policy *p, uint32_t *rankp)
     }
     *rankp = POLICY_LEVELS - 1 - best_level;
     return best;
+}
+
+/* The last in the round's order has the lowest level. */
+static bool may_press(const struct policy *p, const struct request *r)
+{
+    uint32_t n = p->n_order;
+    while (n > 0 && p->order[n - 1]->phase == REQUEST_WAITING)
+        n--;
+    return n > 0 && p->order[n - 1]->level < level_of(p, r);
 }
 
 static struct request *pressed_by(struct policy *p, const struct list *active,
@@ -111,6 +121,7 @@ const struct policy_ranking policy_priority = {
     .begin = begin,
     .rank_of_active = rank_of_active,
     .pick = pick,
+    .may_press = may_press,
     .pressed_by = pressed_by,
     .loser = loser,
     .ahead_of_new = ahead_of_new,

@@ -88,9 +88,3 @@ bool scheduler_press(struct scheduler *s, const struct request *r, uint32_t n_bl
     wait_again(s, victim);
     return true;
 }
-
-bool scheduler_may_press(const struct scheduler *s, const struct request *r)
-{
-    uint32_t n_held;
-    return policy_pressed_by(s->policy, &s->active, r, 1, &n_held) != NULL;
-}

@@ -55,8 +55,6 @@ bool scheduler_yield(struct scheduler *s);
 /* Soft resets one whom r, which waits, may press for n_blocks more: whether there is one, and it is
  * of use. */
 bool scheduler_press(struct scheduler *s, const struct request *r, uint32_t n_blocks);
-/* Whether r might press anyone. */
-bool scheduler_may_press(const struct scheduler *s, const struct request *r);
 
 /* ---- scheduler_pool.c ------------------------------------------------------------------------ */
 

@@ -177,7 +177,7 @@ static bool is_held_off(const struct scheduler *s, const struct batch *b, const 
     bool waits = r->phase == REQUEST_WAITING;
     if (!(left->below_margin && b->n_entries > 0) && !(waits && s->admission_shut))
         return false;
-    return !left->ranked || !scheduler_may_press(s, r);
+    return !left->ranked || !policy_may_press(s->policy, r);
 }
 
 /* Tries to take r into the batch. LIKE_IT_NONE: r was refused for a reason that holds for every

@@ -64,10 +64,11 @@ static void say_obstacles(struct words *w, const struct scheduler *s, const stru
     cache_counts(s->cache, &room);
     for (const struct list *link = s->active.next; link != &s->active; link = link->next)
         n_decoding += list_entry(link, struct request, link)->phase == REQUEST_DECODING;
-    if (s->admission_shut && !scheduler_may_press(s, r))
+    if (s->admission_shut && !policy_may_press(s->policy, r))
         say(w, "; since some had to give way nobody is admitted until one of the %u that run ends",
             s->n_active);
-    if (room.free_share < s->config.safety_margin && s->n_active > 0 && !scheduler_may_press(s, r))
+    if (room.free_share < s->config.safety_margin && s->n_active > 0 &&
+        !policy_may_press(s->policy, r))
         say(w, "; %.1f %% of the cache are free, less than safety_margin, which is %.1f %%",
             100 * room.free_share, 100 * s->config.safety_margin);
     if (s->n_active >= s->config.max_requests_per_batch)

@@ -1,11 +1,12 @@
-/* What the engine itself costs a step: the null model, 32 requests at once. CSV, microseconds. */
+/* What the engine itself costs a step: the null model, 32 requests at once; then with 4,000 more that
+ * wait for room in the cache, of two users. CSV, microseconds. */
 #include <stdio.h>
 
 #include "daemon/base/clock.h"
 #include "daemon/engine.h"
 #include "tests/bench/measure.h"
 
-enum { N_REQUESTS = 32, N_PROMPT = 128, N_NEW = 1000, N_STEPS_MAX = 4096 };
+enum { N_REQUESTS = 32, N_WAITING = 4000, N_PROMPT = 128, N_NEW = 1000, N_STEPS_MAX = 4096 };
 
 static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
                      uint64_t time_ns)
@@ -26,7 +27,8 @@ static void on_end(void *ctx, struct request *r, void *owner, const struct reque
     (void)end;
 }
 
-static int measure(uint32_t page_size, uint32_t n_blocks)
+static int measure(const char *name, enum scheduler_kind scheduler, uint32_t n_requests,
+                   uint32_t page_size, uint32_t n_blocks)
 {
     static double own_us[N_STEPS_MAX];
     char message[MODEL_MESSAGE_MAX];
@@ -34,11 +36,12 @@ static int measure(uint32_t page_size, uint32_t n_blocks)
                                         .page_size = page_size,
                                         .n_blocks = n_blocks,
                                         .max_batch_tokens = 512,
-                                        .max_batch_seqs = N_REQUESTS};
-    struct engine_config config = {.max_requests = N_REQUESTS,
-                                   .max_held_tokens = N_REQUESTS * (N_PROMPT + N_NEW),
+                                        .max_batch_seqs = 2 * N_REQUESTS};
+    struct engine_config config = {.scheduler = scheduler,
+                                   .max_requests = n_requests,
+                                   .max_held_tokens = (uint64_t)n_requests * (N_PROMPT + N_NEW),
                                    .max_batch_tokens = 512,
-                                   .max_requests_per_batch = N_REQUESTS,
+                                   .max_requests_per_batch = 2 * N_REQUESTS,
                                    .safety_margin = -1,
                                    .allow_block_sharing = true};
     struct engine_sink sink = {.token = on_token, .end = on_end};
@@ -52,16 +55,17 @@ static int measure(uint32_t page_size, uint32_t n_blocks)
         model_free(model);
         return 1;
     }
-    for (uint32_t i = 0; i < N_REQUESTS; i++) {
+    for (uint32_t i = 0; i < n_requests; i++) {
         uint32_t prompt[N_PROMPT];
         struct request *r;
         for (uint32_t k = 0; k < N_PROMPT; k++)
-            prompt[k] = i * 1000 + k;
+            prompt[k] = k == 0 ? i : k; /* no two begin alike */
         struct request_spec spec = {.prompt = prompt,
                                     .n_prompt = N_PROMPT,
                                     .max_new_tokens = N_NEW,
                                     .ignore_eos = true,
-                                    .top_p = 1};
+                                    .top_p = 1,
+                                    .uid = i % 2};
         engine_submit(engine, &spec, &r);
     }
     size_t n = 0;
@@ -73,8 +77,8 @@ static int measure(uint32_t page_size, uint32_t n_blocks)
         before = after;
     }
     bench_sort(own_us, n);
-    printf("%d,%u,%zu,%.2f,%.2f,%.2f\n", N_REQUESTS, page_size, n, own_us[n / 10], own_us[n / 2],
-           own_us[n * 9 / 10]);
+    printf("%s,%u,%u,%zu,%.2f,%.2f,%.2f\n", name, n_requests, page_size, n, own_us[n / 10],
+           own_us[n / 2], own_us[n * 9 / 10]);
     engine_free(engine);
     model_free(model);
     return 0;
@@ -82,6 +86,21 @@ static int measure(uint32_t page_size, uint32_t n_blocks)
 
 int main(void)
 {
-    printf("requests,page_size,steps,own_us_p10,own_us_p50,own_us_p90\n");
-    return measure(256, 256) || measure(16, 4096) || measure(4, 16384);
+    static const struct {
+        const char *name;
+        enum scheduler_kind kind;
+    } schedulers[] = {{"fifo", SCHEDULER_FIFO},
+                      {"prefill_first", SCHEDULER_PREFILL_FIRST},
+                      {"priority", SCHEDULER_PRIORITY},
+                      {"fair", SCHEDULER_FAIR}};
+    printf("scheduler,requests,page_size,steps,own_us_p10,own_us_p50,own_us_p90\n");
+    if (measure("fifo", SCHEDULER_FIFO, N_REQUESTS, 256, 256) ||
+        measure("fifo", SCHEDULER_FIFO, N_REQUESTS, 16, 4096) ||
+        measure("fifo", SCHEDULER_FIFO, N_REQUESTS, 4, 16384))
+        return 1;
+    for (size_t i = 0; i < sizeof schedulers / sizeof schedulers[0]; i++)
+        if (measure(schedulers[i].name, schedulers[i].kind, N_REQUESTS, 16, 2400) ||
+            measure(schedulers[i].name, schedulers[i].kind, N_REQUESTS + N_WAITING, 16, 2400))
+            return 1;
+    return 0;
 }

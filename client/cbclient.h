@@ -255,7 +255,8 @@ CB_API int cb_info(struct cb_handle *h, struct cb_info *info);
  * record. */
 #define CB_PROCESSED_LOGPROBS 0x1000u
 #define CB_RAW_LOGPROBS       0x400u
-#define CB_PROMPT_LOGPROBS    0x800u /* of the prompt's tokens, always raw: cb_prompt_logprobs */
+#define CB_EPOCHS             0x2000u /* record whose weights made each token: cb_epochs */
+#define CB_PROMPT_LOGPROBS    0x800u  /* of the prompt's tokens, always raw: cb_prompt_logprobs */
 
 struct cb_string {
     const char *bytes;
@@ -313,6 +314,15 @@ struct cb_event {
  * or REJECTED, after which it is never called again for this request. */
 typedef void cb_handler_fn(struct cb_handle *h, const struct cb_event *event, void *arg);
 
+/* What becomes of a request that has tokens when the daemon loads other weights (cbctl load-weights).
+ * One that has none begins again with these: a prompt is always computed by one set. */
+enum cb_on_new_weights {
+    CB_WEIGHTS_DEFAULT = 0,  /* the daemon's setting on_new_weights */
+    CB_WEIGHTS_CONTINUE = 1, /* what was computed of its tokens so far stays */
+    CB_WEIGHTS_RESTART = 2,  /* that is computed anew; its tokens stay */
+    CB_WEIGHTS_FAIL = 3,     /* it ends: CB_END_ERROR, CB_NEW_WEIGHTS */
+};
+
 struct cb_request {
     size_t size;
     /* The prompt, exactly one of: ids [n_ids]; UTF-8 text [text_bytes] without a NUL (0 bytes: it
@@ -369,6 +379,7 @@ struct cb_request {
     float typical_p;          /* above 0, to 1: keeps those whose surprise is nearest to the mean,
                                  until they make up this much; 1, the default: off */
     uint32_t top_logprobs;    /* 0 to 20: the log-probabilities of so many best tokens too */
+    uint32_t on_new_weights;  /* enum cb_on_new_weights */
 };
 
 static inline void cb_request_init(struct cb_request *request)
@@ -526,6 +537,15 @@ CB_API int cb_tokens(struct cb_handle *h, uint64_t id, const uint32_t **idsp, si
  * CB_INVALID without CB_TIMES. */
 CB_API int cb_times(struct cb_handle *h, uint64_t id, const uint64_t **nsp, size_t *np);
 
+#define CB_EPOCH_ANEW 0x80000000u
+
+/* With CB_EPOCHS: of each of these tokens, whose it is: how often the daemon had loaded other weights
+ * when it was made. With CB_EPOCH_ANEW, all that was computed of the tokens before it was computed
+ * again by these weights; else it stands as it was: the prompt by those of the first token, each token
+ * by those of the next one, all since the last one with CB_EPOCH_ANEW by that one's. Likewise in
+ * place. CB_INVALID without CB_EPOCHS. */
+CB_API int cb_epochs(struct cb_handle *h, uint64_t id, const uint32_t **epochsp, size_t *np);
+
 struct cb_top_logprob {
     uint32_t id; /* CB_NO_TOKEN: fewer tokens were left to choose from */
     float logprob;
@@ -563,7 +583,9 @@ struct cb_result {
     /* What the daemon guessed when it accepted the request, from acceptance: when its first step
      * would come, and its end, at most UINT32_MAX us. finish 0: it had nothing to guess from. */
     uint64_t predicted_start_ns, predicted_finish_ns;
-    uint64_t reserved[5];
+    /* Of its newest token, once it has ended: how often the daemon had loaded other weights. */
+    uint32_t weight_epoch, zero;
+    uint64_t reserved[4];
 };
 
 /* Where the request stands; final once its end has come. 0, CB_NOT_FOUND, CB_FORKED. */

@@ -393,6 +393,38 @@ int cb_times(struct cb_handle *h, uint64_t id, const uint64_t **nsp, size_t *np)
     return r ? cb_fail(r) : 0;
 }
 
+/* What an array of its tokens' has; of the request, which is held. */
+static size_t n_told(const struct cb_held *q, const struct cb_slot_view *view)
+{
+    return q->state == CB_REQUEST_RUNNING ? view->emitted : q->n_seen;
+}
+
+int cb_epochs(struct cb_handle *h, uint64_t id, const uint32_t **epochsp, size_t *np)
+{
+    struct cb_slot_view view;
+    struct cb_held *q;
+    bool asked = false;
+    int r = cb_enter(h);
+    if (r || !epochsp || !np)
+        return cb_fail(r ? r : CB_INVALID);
+    *epochsp = NULL;
+    *np = 0;
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (q) {
+        asked = q->flags & CB_EPOCHS;
+        cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
+        if (asked && q->state != CB_REQUEST_SENT && view.gen == CB_ID_GEN(id) && view.epochs) {
+            *epochsp = view.epochs;
+            *np = n_told(q, &view);
+        }
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (!q)
+        return cb_fail(CB_NOT_FOUND);
+    return asked ? 0 : cb_fail(CB_INVALID);
+}
+
 static_assert(sizeof(struct cb_top_logprob) == sizeof(struct cb_top) &&
                   offsetof(struct cb_top_logprob, logprob) == offsetof(struct cb_top, logprob),
               "cbclient.h spells format.h out");
@@ -420,10 +452,7 @@ static int logprobs_of(struct cb_handle *h, uint64_t id, bool of_prompt, const f
             *logprobsp = of_prompt ? view.prompt_logprobs : view.logprobs;
             if (topp)
                 *topp = (const void *)(of_prompt ? view.prompt_top : view.top);
-            *np = !*logprobsp                      ? 0
-                  : of_prompt                      ? view.n_prompt
-                  : q->state == CB_REQUEST_RUNNING ? view.emitted
-                                                   : q->n_seen;
+            *np = !*logprobsp ? 0 : of_prompt ? view.n_prompt : n_told(q, &view);
         }
     }
     pthread_mutex_unlock(&h->lock);
@@ -466,6 +495,7 @@ void cb_fill_result_locked(struct cb_handle *h, const struct cb_held *q, struct 
     if (q->state == CB_REQUEST_RUNNING)
         result->n_generated = view.emitted;
     result->n_prefix_hit = view.n_prefix_hit;
+    result->weight_epoch = view.weight_epoch;
     result->queued_ns = view.queued_ns;
     result->first_token_ns = view.first_token_ns;
     result->total_ns = view.total_ns;

@@ -158,6 +158,10 @@ int cb_planes_of(const struct cb_handle *h, const struct cb_request *request, ui
         planes |= CB_PLANE_PROMPT;
     if (planes && !(h->features & CB_FEATURE_LOGPROBS))
         return cb_fail_at("this daemon gives no log-probabilities", CB_VERSION, 0, 0);
+    if ((flags & CB_EPOCHS || request->on_new_weights) && !(h->features & CB_FEATURE_EPOCHS))
+        return cb_fail_at("this daemon never loads other weights", CB_VERSION, 0, 0);
+    if (flags & CB_EPOCHS)
+        planes |= CB_PLANE_EPOCHS;
     if (flags & CB_TIMES)
         planes |= CB_PLANE_TIMES;
     *planesp = planes;

@@ -21,7 +21,7 @@
 #define FLAGS_KNOWN                                                                          \
     (CB_FINAL_ONLY | CB_IGNORE_EOS | CB_TIMES | CB_HAS_SEED | CB_PARSE_SPECIAL | CB_NO_BOS | \
      CB_KEEP_STOP | CB_AUTO_RELEASE | CB_LOGPROBS | CB_RAW_LOGPROBS | CB_PROMPT_LOGPROBS |   \
-     CB_PROCESSED_LOGPROBS)
+     CB_PROCESSED_LOGPROBS | CB_EPOCHS)
 
 static_assert(CB_OPTIONS_MAX >= 7 * sizeof(struct cb_option_head) + 4 * STOP_IDS_MAX +
                                     CB_STOPS_MAX * (4 + CB_STOP_BYTES_MAX) + CB_SALT_MAX +
@@ -230,6 +230,9 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
         e->flags |= CB_FLAG_IGNORE_EOS;
     if (p->flags & CB_RAW_LOGPROBS)
         e->flags |= CB_FLAG_RAW_LOGPROBS;
+    if (request->on_new_weights > CB_WEIGHTS_FAIL)
+        return cb_fail_at("cb_request.on_new_weights", CB_INVALID, 0, 0);
+    e->flags |= request->on_new_weights << CB_FLAG_ON_WEIGHTS_SHIFT;
     e->n_prompt = (uint32_t)n;
     e->opt_len = (uint32_t)p->option_bytes;
     e->temperature = request->temperature;

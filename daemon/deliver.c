@@ -61,15 +61,21 @@ static void deliver_token(void *ctx, struct request *r, void *owner, uint32_t in
                           uint64_t time_ns)
 {
     struct client_slot *s = owner;
-    (void)r;
     (void)index;
     observe_token(ctx, s, time_ns);
-    if (s->client->lane)
-        cb_lane_token(s->client->lane, s->slot, token, time_ns - s->accepted_ns);
+    if (!s->client->lane)
+        return;
+    cb_lane_epoch(s->client->lane, s->slot, r->token_epoch);
+    cb_lane_token(s->client->lane, s->slot, token, time_ns - s->accepted_ns);
 }
 
 static_assert(SAMPLE_BEST_MAX == CB_TOPK_MAX && SAMPLE_NO_ID == CB_NO_ID,
               "the lane tells what the operator says");
+
+static_assert((int)ON_NEW_WEIGHTS_CONTINUE == CB_ON_WEIGHTS_CONTINUE &&
+                  (int)ON_NEW_WEIGHTS_RESTART == CB_ON_WEIGHTS_RESTART &&
+                  (int)ON_NEW_WEIGHTS_FAIL == CB_ON_WEIGHTS_FAIL,
+              "the engine's numbers are the lane's");
 
 static void deliver_logprobs(void *ctx, struct request *r, void *owner, bool of_prompt,
                              uint32_t index, const struct engine_logprobs *l)
@@ -134,6 +140,7 @@ static void deliver_end(void *ctx, struct request *r, void *owner, const struct 
             .stop_idx = end->stop_idx,
             .text_bytes = end->text_bytes,
             .n_prefix_hit = end->n_prefix_hit,
+            .weight_epoch = end->weight_epoch,
             .queued_ns = since(s, end->started_ns),
             .first_token_ns = since(s, end->first_token_ns),
             .total_ns = since(s, end->ended_ns),

@@ -227,6 +227,8 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
         .uid = cl->lease.uid,
         .cache_salt = i->parsed.cache_salt,
         .n_cache_salt = i->parsed.n_cache_salt,
+        .on_new_weights =
+            (enum on_new_weights)((entry->flags & CB_FLAG_ON_WEIGHTS) >> CB_FLAG_ON_WEIGHTS_SHIFT),
         .paused = &cl->is_paused,
         .owner = slot,
     };

@@ -51,8 +51,10 @@ enum cb_wake { CB_WAKE_FUTEX = 0, CB_WAKE_SOCKET = 1 };
 #define CB_FEATURE_LOGPROBS 0x8ull  /* planes of results */
 #define CB_FEATURE_DEFAULTS 0x10ull /* welcome.defaults and seed */
 #define CB_FEATURE_PAUSE    0x20ull /* up_hot.pause, down_hot.pause_seen */
-#define CB_FEATURES \
-    (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS | CB_FEATURE_DEFAULTS | CB_FEATURE_PAUSE)
+#define CB_FEATURE_EPOCHS   0x40ull /* CB_PLANE_EPOCHS, CB_FLAG_ON_WEIGHTS */
+#define CB_FEATURES                                                                       \
+    (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS | CB_FEATURE_DEFAULTS | CB_FEATURE_PAUSE | \
+     CB_FEATURE_EPOCHS)
 #define CB_FEATURES_MUST 0xffffffff00000000ull
 
 struct cb_hello {

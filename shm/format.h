@@ -91,11 +91,21 @@ enum cb_op { CB_OP_GENERATE = 1 };
 #define CB_FLAG_FINAL_ONLY   0x00000001u /* no TOKENS entries: only ACCEPTED and the end */
 #define CB_FLAG_IGNORE_EOS   0x00000002u /* an end-of-sequence id does not end it */
 #define CB_FLAG_RAW_LOGPROBS 0x00000004u /* of logits as they are, not as they are drawn from */
-#define CB_FLAGS_UNDERSTOOD  0x00000007u
-#define CB_FLAGS_MUST        0x0000ffffu
+/* What becomes of it when the model gets other weights: enum cb_on_weights, 0: the operator's wish */
+#define CB_FLAG_ON_WEIGHTS_SHIFT 3
+#define CB_FLAG_ON_WEIGHTS       0x00000018u
+#define CB_FLAGS_UNDERSTOOD      0x0000001fu
+#define CB_FLAGS_MUST            0x0000ffffu
+
+/* As it stands then, if it has tokens; if not, its prompt begins again. */
+enum cb_on_weights {
+    CB_ON_WEIGHTS_CONTINUE = 1, /* keys and values so far stay                       */
+    CB_ON_WEIGHTS_RESTART = 2,  /* they are computed anew from all ids; tokens stay  */
+    CB_ON_WEIGHTS_FAIL = 3,     /* FAILED with CB_NEW_WEIGHTS, its tokens stay       */
+};
 
 /* request.planes: low 16 bits a mask; high 16 bits k of CB_PLANE_TOPK, which goes with LOGPROBS.
- * Those but TIMES need CB_FEATURE_LOGPROBS. */
+ * EPOCHS needs CB_FEATURE_EPOCHS, those but it and TIMES need CB_FEATURE_LOGPROBS. */
 #define CB_PLANE_TIMES    0x0001u     /* u64 a token: ns since acceptance */
 #define CB_PLANE_LOGPROBS 0x0002u     /* f32 a token: its natural log-probability */
 #define CB_PLANE_TOPK     0x0004u     /* k x struct cb_top a token: the best, k 1 to CB_TOPK_MAX */
@@ -105,7 +115,7 @@ enum cb_op { CB_OP_GENERATE = 1 };
  * of 8, k x struct cb_top a prompt token. All are there once a token is, or the request has FINISHED
  * with a limit of 0. */
 #define CB_PLANE_PROMPT      0x0010u
-#define CB_PLANES_UNDERSTOOD 0x0017u
+#define CB_PLANES_UNDERSTOOD 0x001fu
 
 static inline uint32_t cb_planes_k(uint32_t planes)
 {
@@ -281,7 +291,7 @@ struct cb_slot {
     cb_atomic32 out_cap; /* tokens the run has room for */
     cb_atomic64 out_off;
     cb_atomic32 planes;
-    cb_atomic32 weight_epoch;
+    cb_atomic32 weight_epoch; /* of its newest token, once it has ended; 0: those of the start */
     cb_atomic64 seed;
     cb_atomic32 n_prefix_hit;
     cb_atomic32 reserved;

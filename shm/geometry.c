@@ -48,6 +48,7 @@ struct cb_run_layout cb_run_layout(uint32_t n_tokens, uint32_t n_prompt, uint32_
     layout.times_off = put_plane(&bytes, (planes & CB_PLANE_TIMES) != 0, n_tokens, 8);
     layout.logprobs_off = put_plane(&bytes, (planes & CB_PLANE_LOGPROBS) != 0, n_tokens, 4);
     layout.topk_off = put_plane(&bytes, topk, n_tokens, top);
+    layout.epochs_off = put_plane(&bytes, (planes & CB_PLANE_EPOCHS) != 0, n_tokens, 4);
     layout.prompt_off = put_plane(&bytes, prompt, n_prompt, 4);
     layout.prompt_topk_off = put_plane(&bytes, prompt && topk, n_prompt, top);
     layout.bytes = align_up(bytes, CB_RUN_ALIGN);

@@ -31,6 +31,7 @@ int cb_geometry_check(const struct cb_geometry *g);
  * its start. */
 struct cb_run_layout {
     uint64_t times_off, logprobs_off, topk_off; /* 0: not asked for, or of no token   */
+    uint64_t epochs_off;                        /* likewise                                */
     uint64_t prompt_off, prompt_topk_off;       /* likewise; the latter follows the former */
     uint64_t bytes; /* all of it, rounded up to CB_RUN_ALIGN; 0: there is nothing */
 };

@@ -290,6 +290,7 @@ static void publish_record(struct cb_lane *lane, uint32_t slot,
     cb_store64(&to->times_off, plane_at(run, s->layout.times_off), CB_RELAXED);
     cb_store64(&to->logprobs_off, plane_at(run, s->layout.logprobs_off), CB_RELAXED);
     cb_store64(&to->topk_off, plane_at(run, s->layout.topk_off), CB_RELAXED);
+    cb_store64(&to->epochs_off, plane_at(run, s->layout.epochs_off), CB_RELAXED);
     cb_store64(&to->prompt_off, plane_at(run, s->layout.prompt_off), CB_RELAXED);
     /* Release: publishes the record. */
     cb_store32(&to->ctl, s->gen << 8 | (uint32_t)state, CB_RELEASE);

@@ -136,6 +136,8 @@ struct cb_lane_logprobs {
 
 /* Of the token that cb_lane_token will tell next; stored as far as the planes were asked for. */
 void cb_lane_logprobs(struct cb_lane *lane, uint32_t slot, const struct cb_lane_logprobs *l);
+/* Whose it is: the epoch of weights, perhaps with CB_EPOCH_ANEW; likewise. */
+void cb_lane_epoch(struct cb_lane *lane, uint32_t slot, uint32_t epoch);
 /* Of token `index` of the prompt, 1 or more; likewise, before the first token. */
 void cb_lane_prompt_logprobs(struct cb_lane *lane, uint32_t slot, uint32_t index,
                              const struct cb_lane_logprobs *l);
@@ -148,7 +150,7 @@ struct cb_lane_end {
     enum cb_slot_state state; /* FINISHED, CANCELLED or FAILED */
     uint32_t finish;          /* enum cb_finish_reason, perhaps | CB_FINISH_STOP_ID */
     int32_t error;            /* enum cb_status; FAILED only */
-    uint32_t stop_idx, text_bytes, n_prefix_hit;
+    uint32_t stop_idx, text_bytes, n_prefix_hit, weight_epoch;
     uint64_t queued_ns, first_token_ns, total_ns; /* since acceptance; 0: not reached */
 };
 
@@ -268,6 +270,7 @@ struct cb_slot_view {
     uint32_t emitted, out_cap;
     const uint32_t *ids;      /* in DOWN: read below `emitted`; NULL if the run makes no sense */
     const uint64_t *times;    /* ns since acceptance; NULL: not asked for */
+    const uint32_t *epochs;   /* of weights, with CB_EPOCH_ANEW; likewise NULL */
     const float *logprobs;    /* likewise NULL */
     const struct cb_top *top; /* [..][n_top] */
     uint32_t n_top;

@@ -333,6 +333,7 @@ void cb_lane_client_slot(const struct cb_lane_client *lc, uint32_t slot, struct 
     view->n_prompt = cb_load32(&from->n_prompt, CB_RELAXED);
     view->ids = pool_at(lc, cb_load64(&from->out_off, CB_RELAXED), view->out_cap, 4);
     view->times = pool_at(lc, cb_load64(&from->times_off, CB_RELAXED), view->out_cap, 8);
+    view->epochs = pool_at(lc, cb_load64(&from->epochs_off, CB_RELAXED), view->out_cap, 4);
     look_at_logprobs(lc, from, view);
     view->finish = cb_load32(&from->finish, CB_RELAXED);
     view->stop_idx = cb_load32(&from->stop_idx, CB_RELAXED);

@@ -105,6 +105,17 @@ void cb_lane_logprobs(struct cb_lane *lane, uint32_t slot, const struct cb_lane_
     store_logprobs(lane, s, s->layout.logprobs_off, s->layout.topk_off, s->emitted, l);
 }
 
+void cb_lane_epoch(struct cb_lane *lane, uint32_t slot, uint32_t epoch)
+{
+    const struct lane_slot *s = &lane->slots[slot];
+
+    assert(s->active && s->emitted < s->n_out);
+    /* Relaxed: ordered by `emitted`. */
+    if (s->layout.epochs_off)
+        cb_store32((cb_atomic32 *)(void *)(run_at(lane, s) + s->layout.epochs_off) + s->emitted,
+                   epoch, CB_RELAXED);
+}
+
 void cb_lane_token(struct cb_lane *lane, uint32_t slot, uint32_t token, uint64_t since_ns)
 {
     struct lane_slot *s = &lane->slots[slot];
@@ -150,6 +161,7 @@ void cb_lane_end(struct cb_lane *lane, uint32_t slot, const struct cb_lane_end *
     cb_store32(&to->stop_idx, end->stop_idx, CB_RELAXED);
     cb_store32(&to->text_bytes, end->text_bytes, CB_RELAXED);
     cb_store32(&to->n_prefix_hit, end->n_prefix_hit, CB_RELAXED);
+    cb_store32(&to->weight_epoch, end->weight_epoch, CB_RELAXED);
     cb_store64(&to->queued_ns, end->queued_ns, CB_RELAXED);
     cb_store64(&to->first_token_ns, end->first_token_ns, CB_RELAXED);
     cb_store64(&to->total_ns, end->total_ns, CB_RELAXED);

@@ -106,10 +106,13 @@ void cb_message_options_build(const struct cb_message_options *options, void *bl
 
 static enum cb_status check_planes(uint32_t planes, uint64_t features, uint32_t detail[2])
 {
-    uint32_t understood =
-        features & CB_FEATURE_LOGPROBS ? CB_PLANES_UNDERSTOOD : (uint32_t)CB_PLANE_TIMES;
+    uint32_t understood = CB_PLANE_TIMES;
     uint32_t k = planes >> 16;
 
+    if (features & CB_FEATURE_LOGPROBS)
+        understood |= CB_PLANE_LOGPROBS | CB_PLANE_TOPK | CB_PLANE_PROMPT;
+    if (features & CB_FEATURE_EPOCHS)
+        understood |= CB_PLANE_EPOCHS;
     if (planes & 0xffffu & ~understood)
         return bad(detail, CB_BAD_PLANES, planes, 0);
     if (planes & CB_PLANE_TOPK && (k == 0 || k > CB_TOPK_MAX))

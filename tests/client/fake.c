@@ -304,12 +304,15 @@ static void step(struct fake *f)
             continue;
         }
         if (q->i == q->n_out) {
-            end(f, slot, (struct cb_lane_end){CB_SLOT_FINISHED, .finish = CB_FINISH_LENGTH});
+            end(f, slot,
+                (struct cb_lane_end){CB_SLOT_FINISHED, .finish = CB_FINISH_LENGTH,
+                                     .weight_epoch = 7});
             continue;
         }
         token = token_of(f, q, q->i);
         const struct cb_lane_logprobs l = logprobs_of(q, q->i, top);
         cb_lane_logprobs(f->lane, slot, &l);
+        cb_lane_epoch(f->lane, slot, q->i / 2 | (q->i % 2 ? CB_EPOCH_ANEW : 0));
         cb_lane_token(f->lane, slot, token, 1000 + q->i);
         q->i++;
         for (uint32_t k = 0; k < q->n_stop_ids; k++)

@@ -154,6 +154,39 @@ Test(sampling, log_probabilities_lie_beside_their_tokens)
     stop(p);
 }
 
+Test(sampling, whose_weights_made_them_lies_beside_tokens)
+{
+    struct pair p = start_plain();
+    struct cb_request r = request_of(ids3, 3, 5);
+    struct cb_result result;
+    struct fake_wishes w;
+    const uint32_t *epochs;
+    uint64_t id;
+    size_t n;
+    r.flags = CB_EPOCHS;
+    r.on_new_weights = CB_WEIGHTS_FAIL;
+    id = submit_all(p, &r);
+    cr_assert_eq(cb_epochs(p.h, id, &epochs, &n), 0);
+    cr_assert(n == 5 && epochs[0] == 0 && epochs[1] == CB_EPOCH_ANEW);
+    cr_assert(epochs[2] == 1 && epochs[4] == 2);
+    cr_assert_eq(cb_result(p.h, id, &result), 0);
+    cr_assert_eq(result.weight_epoch, 7);
+    fake_wishes(p.f, &w);
+    cr_assert(w.flags == CB_FLAG_ON_WEIGHTS && w.planes == CB_PLANE_EPOCHS);
+    cb_release(p.h, id);
+    cr_assert_eq(cb_epochs(p.h, id, &epochs, &n), CB_NOT_FOUND);
+    r.flags = 0;
+    r.on_new_weights = CB_WEIGHTS_DEFAULT;
+    id = submit_all(p, &r);
+    cr_assert_eq(cb_epochs(p.h, id, &epochs, &n), CB_INVALID);
+    fake_wishes(p.f, &w);
+    cr_assert(w.flags == 0 && w.planes == 0);
+    r.on_new_weights = CB_WEIGHTS_FAIL + 1;
+    cr_assert_eq(cb_submit(p.h, &r, &id), CB_INVALID);
+    cr_assert(strstr(cb_message(), "on_new_weights"), "%s", cb_message());
+    stop(p);
+}
+
 Test(sampling, those_of_the_prompt_come_with_the_first_token)
 {
     struct pair p = start_plain();

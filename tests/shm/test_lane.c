@@ -156,6 +156,27 @@ Test(lane, log_probabilities_are_there_with_their_tokens)
     pair_fini(&p);
 }
 
+Test(lane, epochs_are_there_with_their_tokens)
+{
+    struct pair p;
+    struct cb_request_entry entry;
+    struct cb_slot_view view;
+
+    pair_init(&p, 1, 0);
+    entry = admit_planes(&p, 4, CB_PLANE_TIMES | CB_PLANE_EPOCHS);
+    for (uint32_t i = 0; i < 3; i++) {
+        cb_lane_epoch(p.lane, entry.slot, CB_EPOCH_ANEW | i);
+        cb_lane_token(p.lane, entry.slot, 40 + i, 1000 + i);
+    }
+    cb_lane_end(p.lane, entry.slot, &(struct cb_lane_end){CB_SLOT_FINISHED, .weight_epoch = 2});
+    view = view_of(&p, entry.slot);
+    cr_assert(view.emitted == 3 && view.ids[2] == 42 && view.times[2] == 1002);
+    cr_assert(view.epochs[0] == CB_EPOCH_ANEW && view.epochs[2] == (CB_EPOCH_ANEW | 2));
+    cr_assert_eq(view.weight_epoch, 2);
+    pair_check(&p);
+    pair_fini(&p);
+}
+
 /* With a limit of 0 a request may still want its prompt scored. */
 Test(lane, log_probabilities_of_a_prompt_without_a_token)
 {

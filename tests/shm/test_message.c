@@ -50,7 +50,6 @@ Test(message, every_bad_field_has_its_status)
     TAKEN();
     REFUSED(CB_BAD_OPTION, 0, 0, e.op = 0);
     REFUSED(CB_BAD_OPTION, 2, 0, e.op = 2);
-    REFUSED(CB_BAD_OPTION, 8, 0, e.flags = 8);
     TAKEN(e.flags = 0x80000000u | CB_FLAG_FINAL_ONLY | CB_FLAG_IGNORE_EOS | CB_FLAG_RAW_LOGPROBS);
     REFUSED(CB_BAD_OPTION, 9, 0, e.reserved[0] = 9);
     REFUSED(CB_BAD_OPTION, UINT32_MAX, 0, e.reserved[3] = 1ull << 40);
@@ -61,8 +60,10 @@ Test(message, every_bad_field_has_its_status)
     REFUSED(CB_BAD_OPTION, 0, 0, e.n_children = 0);
     REFUSED(CB_BAD_OPTION, 2, 0, e.n_children = 2);
     REFUSED(CB_BAD_OPTION, 5, 0, e.resume_from = 5);
-    REFUSED(CB_BAD_PLANES, 8, 0, e.planes = CB_PLANE_EPOCHS);
     REFUSED(CB_BAD_PLANES, 0x20, 0, e.planes = 0x20);
+    TAKEN(e.planes = CB_PLANE_EPOCHS);
+    TAKEN(e.flags = CB_FLAG_ON_WEIGHTS);
+    REFUSED(CB_BAD_OPTION, 0x20, 0, e.flags = 0x20);
     REFUSED(CB_BAD_PLANES, 0x10001, 0, e.planes = 0x10001);
     TAKEN(e.planes = CB_PLANE_TIMES);
     TAKEN(e.planes = CB_PLANE_LOGPROBS | CB_PLANE_PROMPT);
@@ -86,6 +87,10 @@ Test(message, planes_of_a_feature_that_is_not_agreed_are_refused)
     cr_assert_eq(cb_message_check(&e, &old, detail), CB_OK);
     e.planes = CB_PLANE_LOGPROBS;
     cr_assert_eq(cb_message_check(&e, &old, detail), CB_BAD_PLANES);
+    e.planes = CB_PLANE_EPOCHS;
+    cr_assert_eq(cb_message_check(&e, &old, detail), CB_BAD_PLANES);
+    old.features = CB_FEATURE_EPOCHS;
+    cr_assert_eq(cb_message_check(&e, &old, detail), CB_OK);
 }
 
 Test(message, lengths_and_places)

@@ -228,6 +228,8 @@ static void draw_request(struct sim_client *c, struct sim_request *r)
     if (draw(c, 4) == 0)
         r->flags |= CB_FLAG_IGNORE_EOS;
     r->planes = draw(c, 3) ? 0 : CB_PLANE_TIMES;
+    if (c->welcome.features & CB_FEATURE_EPOCHS && draw(c, 4) == 0)
+        r->planes |= CB_PLANE_EPOCHS;
     draw_wishes(c, r);
 }
 
@@ -257,7 +259,7 @@ static int spoil(struct sim_client *c, struct sim_request *r, struct cb_request_
         e->max_new_tokens = c->welcome.geometry.n_context;
         return CB_TOO_LONG;
     default:
-        e->planes |= CB_PLANE_EPOCHS;
+        e->planes |= 0x20;
         return CB_BAD_PLANES;
     }
 }
@@ -436,6 +438,10 @@ static void check_end(struct sim_client *c, struct sim_request *r, const struct 
         sim_fail(s, "client %u: tokens of request %llu differ from those it gets alone", c->idx,
                  (unsigned long long)r->user);
     check_logprobs(c, r, &view, &alone);
+    for (uint32_t i = 0; r->planes & CB_PLANE_EPOCHS && i < view.emitted; i++)
+        if (!view.epochs || view.epochs[i] != 0)
+            sim_fail(s, "client %u: request %llu is not of the first weights", c->idx,
+                     (unsigned long long)r->user);
     for (uint32_t i = 0; view.times && i < view.emitted; i++)
         if (view.times[i] < (i ? view.times[i - 1] : 0) || view.times[i] > view.total_ns)
             sim_fail(s, "client %u: request %llu has times out of order", c->idx,

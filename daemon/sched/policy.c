@@ -137,6 +137,11 @@ void policy_queue_again(struct policy *p, struct request *r)
             if (policy_queued(at)->end.submitted_ns > r->end.submitted_ns)
                 break;
     enqueue(p, r, at);
+    /* In this round it may come once more, as one that waits; and be admitted: then it must not come
+     * a third time, as one that was active when the round began. */
+    for (uint32_t i = p->next; i < p->n_order; i++)
+        if (p->order[i] == r)
+            p->order[i] = NULL;
 }
 
 void policy_rebuild(struct policy *p, const struct list *waiting, const struct list *active)
@@ -256,7 +261,7 @@ struct request *policy_next(struct policy *p)
 {
     struct queue *q = NULL;
     uint32_t rank = 0;
-    while (p->next < p->n_order && p->order[p->next]->phase == REQUEST_WAITING)
+    while (p->next < p->n_order && !p->order[p->next])
         p->next++; /* it gave way in this round */
     if (p->ranking && !p->skips_waiting)
         q = p->ranking->pick(p, &rank);

@@ -52,7 +52,7 @@ static struct queue *pick(struct policy *p, uint32_t *rankp)
 static bool may_press(const struct policy *p, const struct request *r)
 {
     uint32_t n = p->n_order;
-    while (n > 0 && p->order[n - 1]->phase == REQUEST_WAITING)
+    while (n > 0 && (!p->order[n - 1] || p->order[n - 1]->phase == REQUEST_WAITING))
         n--;
     return n > 0 && p->order[n - 1]->level < level_of(p, r);
 }

@@ -37,6 +37,7 @@ struct job {
     struct request *r; /* NULL: not sent yet, or ended */
     uint32_t n_ends, cancel_at;
     bool is_cancelled;
+    bool is_paused; /* with its continuations */
 };
 
 struct storm {
@@ -48,6 +49,7 @@ struct storm {
     /* Of this run: */
     uint32_t number;
     uint64_t random, clock_random, now_ns;
+    uint32_t n_pauses;
     struct clock clock;
     struct model *model;
     struct engine *engine;
@@ -287,10 +289,33 @@ static void on_end(void *ctx, struct request *r, void *owner, const struct reque
     j->r = NULL;
 }
 
+/* Pauses a family that is there, or lets it go on. */
+static void toggle_pause(struct storm *st)
+{
+    struct job *j = &st->jobs[draw(&st->random, st->kind.n_requests)];
+    if (st->number == ALONE || j->n_family == 0 || (!j->is_paused && !j->r))
+        return;
+    j->is_paused = !j->is_paused;
+    st->n_pauses += j->is_paused;
+}
+
+/* Lets all go on; whether anybody was held. */
+static bool resume_all(struct storm *st)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < st->kind.n_requests; i++) {
+        any |= st->jobs[i].is_paused;
+        st->jobs[i].is_paused = false;
+    }
+    return any;
+}
+
 /* Those that are to be cancelled at no particular token, one of them at a time. */
 static void on_look(void *ctx)
 {
     struct storm *st = ctx;
+    if (draw(&st->random, 6) == 0)
+        toggle_pause(st);
     for (int i = 0; i < 4; i++) {
         struct job *j = &st->jobs[draw(&st->random, st->kind.n_requests)];
         if (j->r && j->cancel_at == 0) {
@@ -350,6 +375,7 @@ static void run_begin(struct storm *st, uint32_t number, const struct storm_shap
     };
     const struct engine_sink sink = {
         .ctx = st, .look = on_look, .logprobs = on_logprobs, .token = on_token, .end = on_end};
+    st->n_pauses = 0;
     st->number = number;
     st->random = st->kind.seed * 1000 + number;
     st->clock_random = ~st->random;
@@ -389,7 +415,8 @@ static void job_begin(struct storm *st, struct job *j)
 {
     memset(&j->got, 0, sizeof j->got);
     j->n_ends = 0;
-    j->is_cancelled = false;
+    j->is_cancelled = j->is_paused = false;
+    j->spec.paused = st->number == ALONE ? NULL : &j->is_paused;
     j->cancel_at = NEVER;
     if (st->number != ALONE && draw(&st->random, 6) == 0)
         j->cancel_at = draw(&st->random, 2) ? 1 + draw(&st->random, 12) : 0;
@@ -502,12 +529,15 @@ void storm_rage(struct storm *st, uint32_t number, const struct storm_shape *sha
             submit(st, j, j->n_family);
         }
         r = engine_step(st->engine);
+        if (r == ENGINE_IDLE && n_sent == n && resume_all(st))
+            r = 0;
         if (draw(&st->random, 16) == 0)
             audit(st);
         if (draw(&st->random, 4) == 0)
             engine_populate_some(st->engine, 1);
     }
     run_end(st, counts);
+    counts->n_pauses += st->n_pauses;
     for (uint32_t i = 0; i < st->kind.n_requests; i++) {
         const struct job *j = &st->jobs[i];
         check_together(st, j);

@@ -49,6 +49,7 @@ struct storm_shape {
 struct storm_counts {
     uint32_t n_finishes[7]; /* by enum finish                                   */
     uint32_t n_cut;         /* cancelled with some, but not all of their tokens */
+    uint32_t n_pauses;      /* of families of requests */
     uint32_t n_scored;      /* prompts with log-probabilities, up to their first token */
     uint64_t n_soft_resets, n_restores, n_prefix_hits, n_forks;
 };

@@ -87,6 +87,7 @@ static void check(const char *test, uint64_t seed, enum dtype kv_dtype, enum dty
     cr_expect_gt(counts.n_prefix_hits, 0, "no block was shared");
     cr_expect_gt(counts.n_forks, 0, "no prompt was continued twice");
     cr_expect_gt(counts.n_cut, 0, "no cancel came in between");
+    cr_expect_gt(counts.n_pauses, 100, "only %u pauses", counts.n_pauses);
     cr_expect_gt(counts.n_scored, 0, "no prompt was scored");
 }
 

@@ -11,7 +11,7 @@ void deliver_init(struct deliver *d, struct clients *clients, struct cb_stats_pa
     *d = (struct deliver){.clients = clients, .stats = stats, .clock = clock};
 }
 
-/* Pause and cancel words of all lanes. No step is on the device now. */
+/* Pause and cancel words of all lanes that have requests. No step is on the device now. */
 static void deliver_look(void *ctx)
 {
     struct deliver *d = ctx;
@@ -21,9 +21,9 @@ static void deliver_look(void *ctx)
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);
-            cl->is_paused = cb_lane_look_pause(cl->lane);
             if (cl->n_running == 0)
                 continue;
+            cl->is_paused = cb_lane_look_pause(cl->lane);
             if (cl->is_paused)
                 d->clients->n_paused += cl->n_running;
             uint32_t n = cb_lane_look_cancels(cl->lane, d->slots);
@@ -167,6 +167,8 @@ void deliver_flush(struct deliver *d)
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);
+            if (cl->n_running == 0) /* nothing to keep from running, but somebody may wait for it */
+                cl->is_paused = cb_lane_look_pause(cl->lane);
             if (cb_lane_dirty(cl->lane) || guard_is_broken(cl->guard))
                 clients_flush(d->clients, cl);
         }

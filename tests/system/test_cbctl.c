@@ -213,6 +213,7 @@ Test(cbctl, clients_requests_and_cancel)
     r.ids = prompt;
     r.n_ids = 3;
     r.max_new_tokens = 100000;
+    r.priority = 9;
     r.flags = CB_IGNORE_EOS;
     for (int i = 0; i < 2; i++)
         cr_assert_eq(cb_submit(h, &r, &ids[i]), 0, "%s", cb_message());
@@ -234,14 +235,24 @@ Test(cbctl, clients_requests_and_cancel)
     o = system_cbctl(&s, SETTINGS("requests"));
     cr_assert_eq(json_array_size(list_of(o, "requests")), 2);
     row = json_array_get(list_of(o, "requests"), 1);
-    expect_keys(row,
-                SETTINGS("lane", "slot", "uid", "pid", "phase", "prompt_tokens", "generated_tokens",
-                         "max_new_tokens", "cached_tokens", "blocks", "soft_resets", "age_ms"));
+    expect_keys(row, SETTINGS("id", "lane", "slot", "uid", "pid", "client", "state", "phase",
+                              "priority", "prompt_tokens", "generated_tokens", "max_new_tokens",
+                              "cached_tokens", "blocks", "soft_resets", "age_ms"));
     cr_expect_str_eq(json_string_value(json_object_get(row, "phase")), "decoding");
+    cr_expect_str_eq(json_string_value(json_object_get(row, "state")), "decoding");
+    cr_expect_eq(json_integer_value(json_object_get(row, "priority")), 9);
+    cr_expect(strstr(json_string_value(json_object_get(row, "client")), "a client"));
     /* Which of the two that is, tells its end. */
     snprintf(name, sizeof name, "%d:%d", (int)json_integer_value(json_object_get(row, "lane")),
              (int)json_integer_value(json_object_get(row, "slot")));
+    cr_expect_str_eq(json_string_value(json_object_get(row, "id")), name);
     json_decref(o);
+    o = system_cbctl(&s, SETTINGS("why", name));
+    cr_expect_str_eq(json_string_value(json_object_get(o, "id")), name);
+    cr_expect(strstr(json_string_value(json_object_get(o, "why")), "runs"));
+    json_decref(o);
+    expect_output(&s, 2, "", "LANE", SETTINGS("why", "x"));
+    expect_output(&s, 1, "", "no such lane", SETTINGS("why", "4000000"));
     json_decref(system_cbctl(&s, SETTINGS("cancel", name)));
     do
         cr_assert_eq(cb_wait(h, 0, &event, HANG_MS), 1, "%s", cb_message());

@@ -552,6 +552,26 @@ Test(start, a_second_sigterm_stops_at_once)
     expect_cut_short(&s, h, ids);
 }
 
+Test(start, the_command_stop_lets_what_was_accepted_end)
+{
+    struct system s;
+    uint64_t ids[3];
+    struct cb_event event;
+    struct cb_handle *h = start_busy(&s, 60, ids, "30");
+    struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "stop"));
+    cr_expect_eq(o.status, 0, "%s", o.err);
+    output_free(&o);
+    expect_draining(&s, h);
+    for (int k = 0; k < 3; k++) {
+        wait_end(h, ids[k], &event);
+        cr_expect_eq(event.end, CB_END_LENGTH, "request %d ends with %u", k, event.end);
+    }
+    cr_expect_eq(system_wait(&s), 0);
+    s.pid = 0;
+    cb_close(h);
+    system_fini(&s);
+}
+
 Test(start, the_command_stop_hard_stops_at_once)
 {
     struct system s;

@@ -110,6 +110,12 @@ static void commands_of_nobody(struct crowd *c, uint32_t i, void *arg)
     command(c, "settings", "", 0);
     command(c, "drain", "", CB_DENIED);
     command(c, "stop", "", CB_DENIED);
+    command(c, "stop", "hard", CB_DENIED);
+    command(c, "pause", "", CB_DENIED);
+    command(c, "pause", "hold", CB_DENIED);
+    command(c, "resume", "", CB_DENIED);
+    command(c, "resume", "all", CB_DENIED);
+    command(c, "why", lane, CB_DENIED);
     command(c, "set", "net_ms=200", CB_DENIED);
     command(c, "cancel", lane, CB_DENIED);
     strcat(lane, ":0");

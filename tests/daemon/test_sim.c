@@ -2,6 +2,7 @@
  * soak` runs ten thousand. */
 #include <criterion/criterion.h>
 
+#include "tests/util/busy.h"
 #include "tests/util/sim.h"
 
 static void run(uint64_t first, uint64_t last)
@@ -63,4 +64,27 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     cr_assert_gt(n_past_deadline, 5);
     cr_assert_gt(n_predicted, 50);
     cr_assert_gt(n_pauses, 100);
+}
+
+Test(sim, is_fair_and_starves_nobody_for_two_hundred_seeds, .timeout = 120)
+{
+    uint64_t n_soft_resets = 0, n_forks = 0, n_cancelled = 0;
+    double closeness = 0;
+    for (uint64_t seed = 0; seed < 200; seed++) {
+        struct busy_report r, again;
+        cr_assert_eq(busy_run(seed, &r), 0, "build/tests/simulate --seeds %llu-%llu: %s",
+                     (unsigned long long)seed, (unsigned long long)seed, r.error);
+        if (seed % 10 == 0) {
+            cr_assert_eq(busy_run(seed, &again), 0);
+            cr_assert_eq(again.digest, r.digest);
+        }
+        n_soft_resets += r.n_soft_resets;
+        n_forks += r.n_forks;
+        n_cancelled += r.n_cancelled;
+        closeness = r.closeness > closeness ? r.closeness : closeness;
+    }
+    cr_assert_gt(n_soft_resets, 100);
+    cr_assert_gt(n_forks, 100);
+    cr_assert_gt(n_cancelled, 100);
+    cr_assert_gt(closeness, 0.05, "the bound says something");
 }

@@ -1,10 +1,12 @@
-/* simulate --seeds A-B [--verbose]: the whole daemon in one process, a run a seed. Each tenth seed
+/* simulate --seeds A-B [--verbose]: the whole daemon in one process, a run a seed, and then users who
+ * are busy all the time (tests/util/busy.h). Each tenth seed
  * is run twice, and must come out the same. Prints what a failing seed says; exits 1 if there was
  * one. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/util/busy.h"
 #include "tests/util/sim.h"
 
 int main(int argc, char **argv)
@@ -28,6 +30,11 @@ int main(int argc, char **argv)
                 snprintf(report.error, sizeof report.error, "a second run came out differently");
                 r = -1;
             }
+        }
+        struct busy_report busy;
+        if (r == 0 && busy_run(seed, &busy)) {
+            snprintf(report.error, sizeof report.error, "busy users: %s", busy.error);
+            r = -1;
         }
         if (verbose || r)
             printf("seed %" PRIu64 ": %s; %" PRIu64 " turns, digest %016" PRIx64 "\n", seed,

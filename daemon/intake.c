@@ -1,7 +1,7 @@
 /* Cost is counted in work: an entry is one unit and each 64 ids of its prompt and its options
- * another, which is about what copying and checking them takes. A uid's round is QUANTUM units; what it did not use
- * is not saved up, what it used too much (the last prompt may be long) it owes in the next
- * round. */
+ * another, which is about what copying and checking them takes. A uid's round is QUANTUM units;
+ * what it did not use is not saved up, what it used too much (the last prompt may be long) it owes
+ * in the next round. */
 #include "daemon/intake.h"
 
 #include <errno.h>
@@ -96,8 +96,8 @@ static int entry_check(const struct intake *i, const struct client *cl,
     return 0;
 }
 
-/* The last eighth of the engine's room, in requests and in tokens, is for users who have less than an
- * eighth of it: a flood of one leaves others a way in. */
+/* The last eighth of the engine's room, in requests and in tokens, is for users who have less than
+ * an eighth of it: a flood of one leaves others a way in. */
 static bool takes_the_last(const struct intake *i, const struct quota *q, uint64_t n_tokens)
 {
     const struct settings *set = i->config.settings;

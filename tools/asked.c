@@ -13,6 +13,7 @@ enum {
     KEY_CHAT,
     KEY_SYSTEM,
     KEY_DEADLINE,
+    KEY_PRIORITY,
     KEY_IGNORE_EOS,
     KEY_CACHE_SALT,
 };
@@ -29,6 +30,8 @@ static const struct argp_option options[] = {
     {"ignore-eos", KEY_IGNORE_EOS, NULL, 0, "an end-of-sequence token does not end it", 0},
     {"cache-salt", KEY_CACHE_SALT, "WORD", 0, "share cached prompts with all that name WORD", 0},
     {"deadline", KEY_DEADLINE, "MS", 0, "ends it after so many milliseconds", 0},
+    {"priority", KEY_PRIORITY, "N", 0, "0 to 255: the higher first, where the daemon goes by it",
+     0},
     {"chat", KEY_CHAT, NULL, 0, "each TEXT is a user's message, put in the model's template", 0},
     {"system", KEY_SYSTEM, "TEXT", 0, "the system message of --chat", 0},
     {0},
@@ -92,6 +95,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_DEADLINE:
         a->failed |=
             !cbctl_whole(a->ctl, "--deadline", arg, 1, PROMPT_DEADLINE_MS_MAX, &d->deadline_ms);
+        return 0;
+    case KEY_PRIORITY:
+        a->failed |= !cbctl_whole(a->ctl, "--priority", arg, 0, PROMPT_PRIORITY_MAX, &n);
+        d->priority = (uint32_t)n;
         return 0;
     case KEY_CHAT:
         a->chat = true;

@@ -262,6 +262,9 @@ static bool line_option(struct prompt *p, const char *key, const json_t *value)
     } else if (!strcmp(key, "deadline_ms")) {
         ok = line_whole(p, key, value, 1, (int64_t)PROMPT_DEADLINE_MS_MAX, &n);
         r->deadline_ms = (uint64_t)n;
+    } else if (!strcmp(key, "priority")) {
+        ok = line_whole(p, key, value, 0, PROMPT_PRIORITY_MAX, &n);
+        r->priority = (uint32_t)n;
     } else if (!strcmp(key, "seed")) {
         ok = line_whole(p, key, value, 0, (int64_t)PROMPT_SEED_MAX, &n);
         r->seed = (uint64_t)n;

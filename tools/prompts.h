@@ -17,6 +17,7 @@ enum { PROMPT_STOPS_MAX = 16, PROMPT_STOP_IDS_MAX = 64 };
 /* JSON's whole numbers are signed for most who read it: every seed comes back as it was given. */
 #define PROMPT_SEED_MAX        ((uint64_t)INT64_MAX)
 #define PROMPT_DEADLINE_MS_MAX 1000000000000ull
+#define PROMPT_PRIORITY_MAX    255
 
 struct prompt {
     char *text;    /* owned; NULL: ids */

@@ -41,12 +41,13 @@ uint32_t pace_prefill_tokens(const struct pace *p, uint32_t step_ms_max, uint32_
 
 bool pace_is_known(const struct pace *p)
 {
-    return p->ns_per_token > 0 && p->step_ns > 0;
+    return p->step_ns > 0;
 }
 
 double pace_prefill_ns(const struct pace *p, uint64_t n_tokens)
 {
-    return (double)n_tokens * p->ns_per_token;
+    double ns = (double)n_tokens * p->ns_per_token;
+    return n_tokens > 0 && ns < p->step_ns ? p->step_ns : ns;
 }
 
 double pace_decode_ns(const struct pace *p, double n_steps)

@@ -29,7 +29,7 @@ uint32_t pace_prefill_tokens(const struct pace *p, uint32_t step_ms_max, uint32_
 
 /* Whether there is enough to predict from. */
 bool pace_is_known(const struct pace *p);
-/* How long these take: prompt tokens, and steps of decoding; and how many tokens requests with
+/* How long these take: prompt tokens, at least a step, and steps of decoding; and how many tokens requests with
  * limits of `limit` in all will generate, as far as they use them of late. */
 double pace_prefill_ns(const struct pace *p, uint64_t n_tokens);
 double pace_decode_ns(const struct pace *p, double n_steps);

@@ -137,8 +137,8 @@ void policy_queue_again(struct policy *p, struct request *r)
             if (policy_queued(at)->end.submitted_ns > r->end.submitted_ns)
                 break;
     enqueue(p, r, at);
-    /* In this round it may come once more, as one that waits; and be admitted: then it must not come
-     * a third time, as one that was active when the round began. */
+    /* In this round it may come once more, as one that waits; and be admitted: then it must not
+     * come a third time, as one that was active when the round began. */
     for (uint32_t i = p->next; i < p->n_order; i++)
         if (p->order[i] == r)
             p->order[i] = NULL;
@@ -202,8 +202,8 @@ static void lay_out(struct policy *p, const struct list *active, uint32_t n_rank
     p->n_order = n;
 }
 
-/* By order of arrival those with blocks aside and the others take turns: the first from `link` on of
- * the one kind or the other, or the queue's head. */
+/* By order of arrival those with blocks aside and the others take turns: the first from `link` on
+ * of the one kind or the other, or the queue's head. */
 static struct list *seek(const struct policy *p, struct list *link, bool is_aside)
 {
     struct list *head = &p->only->requests;

@@ -16,8 +16,8 @@
  * priority and fair rank requests, and that makes more of a difference than the order. Who waits
  * and finds no room is not passed over by those behind it, so large ones are not starved by small
  * ones. It may press: active requests of a lower level, or of a user who holds more of the cache
- * than its own would with it, give way. And prompts leave tokens to those who decode. Within a level
- * or a user the order is fifo's.
+ * than its own would with it, give way. And prompts leave tokens to those who decode. Within a
+ * level or a user the order is fifo's.
  *
  * Engine thread only; never allocates after new. */
 #ifndef CB_DAEMON_SCHED_POLICY_H

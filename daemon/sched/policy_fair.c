@@ -1,6 +1,7 @@
-/* A queue for each user; the users in order of what they got (shares.h). All of one user come before
- * anyone of the next, also those who decode: a newcomer has its turn in the very next step, however
- * many run. What keeps that from hurting the others is that a user's counter grows by its turn.
+/* A queue for each user; the users in order of what they got (shares.h). All of one user come
+ * before anyone of the next, also those who decode: a newcomer has its turn in the very next step,
+ * however many run. What keeps that from hurting the others is that a user's counter grows by its
+ * turn.
  *
  * Who holds more of the cache than the asker would with its request gives way, and only then: what
  * moves is the difference between two users, which shrinks, so it never goes back and forth. */

@@ -11,8 +11,8 @@
  * to wait again; from then on nobody is admitted until an active request leaves, but who may press
  * others to give way. Its blocks are put aside in a pool beside the cache and copied back when its
  * turn comes, so that nothing is computed twice. Where there is no such pool, or no room in it, the
- * request is soft reset. One request always stays, and any that was accepted fits alone, so there is
- * always progress. Engine thread only; never allocates after new. */
+ * request is soft reset. One request always stays, and any that was accepted fits alone, so there
+ * is always progress. Engine thread only; never allocates after new. */
 #ifndef CB_DAEMON_SCHED_SCHEDULER_H
 #define CB_DAEMON_SCHED_SCHEDULER_H
 
@@ -26,8 +26,8 @@
 /* The pool beside the cache: blocks of the same groups, and who copies them. */
 struct scheduler_pool {
     struct cache *cache; /* shares nothing; NULL: there is no pool */
-    /* Copies what the blocks of `from` hold to those of `to`: from the cache to the pool, or back. 0
-     * or a negative errno. Called while nothing is on the device. */
+    /* Copies what the blocks of `from` hold to those of `to`: from the cache to the pool, or back.
+     * 0 or a negative errno. Called while nothing is on the device. */
     int (*copy)(void *ctx, const struct table *from, const struct table *to, bool to_pool);
     void *ctx;
 };
@@ -118,8 +118,8 @@ struct scheduler_forecast {
 void scheduler_forecast(struct scheduler *s, const struct scheduler_wish *wish, uint64_t now_ns,
                         struct scheduler_forecast *f);
 
-/* Says in words what r does, or what it waits for, all of it: text [bytes], 0-terminated, cut if need
- * be; 600 bytes are enough. A clause or several, without a capital or a full stop. */
+/* Says in words what r does, or what it waits for, all of it: text [bytes], 0-terminated, cut if
+ * need be; 600 bytes are enough. A clause or several, without a capital or a full stop. */
 void scheduler_why(const struct scheduler *s, const struct request *r, uint64_t now_ns, char *text,
                    size_t bytes);
 

@@ -1,7 +1,7 @@
 /* Starved requests are dealt with at the beginning of the next plan, not at once: what ends in
- * between often makes the room, and nobody needs to be computed again. Whoever presses is different:
- * it does not run yet, and those it presses are behind it in the order, so they are not in the batch
- * and can be reset on the spot. */
+ * between often makes the room, and nobody needs to be computed again. Whoever presses is
+ * different: it does not run yet, and those it presses are behind it in the order, so they are not
+ * in the batch and can be reset on the spot. */
 #include "daemon/sched/scheduler_state.h"
 
 /* Whether all starved requests, the oldest first, could now have what they last asked for. */

@@ -169,8 +169,8 @@ static bool contradicts_itself(const struct request *r)
     }
 }
 
-/* Whether prompts are held off that this one may not step over: little is free, or somebody gave way
- * and is to run before them. Who may press is not held off by what others hold. */
+/* Whether prompts are held off that this one may not step over: little is free, or somebody gave
+ * way and is to run before them. Who may press is not held off by what others hold. */
 static bool is_held_off(const struct scheduler *s, const struct batch *b, const struct budget *left,
                         const struct request *r)
 {
@@ -220,8 +220,8 @@ static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left
     return TAKEN;
 }
 
-/* Whether one that waits and found no room is passed over by those behind it. By rank it is not; and
- * where not one block is left nobody who waits can be admitted, for each needs one of its own. */
+/* Whether one that waits and found no room is passed over by those behind it. By rank it is not;
+ * and where not one block is left nobody who waits can be admitted, for each needs one of its own. */
 static bool is_passed_over(const struct scheduler *s, const struct budget *left)
 {
     struct cache_counts room;

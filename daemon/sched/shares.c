@@ -1,7 +1,7 @@
 /* Users with requests stand in a list that is sorted anew each round: it is nearly in order, so
- * that costs a look at each. A user who went away is remembered for a while, for else one could come
- * back to be lifted less than it was charged; whoever is far behind is forgotten first, for the next
- * lift would take it further anyway. */
+ * that costs a look at each. A user who went away is remembered for a while, for else one could
+ * come back to be lifted less than it was charged; whoever is far behind is forgotten first, for
+ * the next lift would take it further anyway. */
 #include "daemon/sched/shares.h"
 
 #include <errno.h>

@@ -1,5 +1,5 @@
-/* What the engine itself costs a step: the null model, 32 requests at once; then with 4,000 more that
- * wait for room in the cache, of two users. CSV, microseconds. */
+/* What the engine itself costs a step: the null model, 32 requests at once; then with 4,000 more
+ * that wait for room in the cache, of two users. CSV, microseconds. */
 #include <stdio.h>
 
 #include "daemon/base/clock.h"

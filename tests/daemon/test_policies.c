@@ -82,8 +82,8 @@ Test(policies, a_higher_priority_makes_lower_ones_give_way_and_they_end_well)
     end(&w);
 }
 
-/* One of priority 255 after another, more than there is room for: one of priority 0 waits as long as
- * it takes to rise, and then for its turn. */
+/* One of priority 255 after another, more than there is room for: one of priority 0 waits as long
+ * as it takes to rise, and then for its turn. */
 Test(policies, nobody_starves_below_a_stream_of_higher_priorities)
 {
     struct timed w;

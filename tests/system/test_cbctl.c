@@ -544,13 +544,14 @@ Test(cbctl, run_stops)
 Test(cbctl, run_from_a_file_with_mixed_options)
 {
     static const char file[] =
-        "{\"text\": \"One\", \"max_new_tokens\": 3}\n"
+        /* The first, so that no step was measured yet: else it would be refused for its deadline. */
+        "{\"text\": \"Late\", \"max_new_tokens\": 100000, \"deadline_ms\": 30, \"ignore_eos\": "
+        "true}\n"
+        "{\"text\": \"One\", \"max_new_tokens\": 3, \"priority\": 255}\n"
         "\n"
         "{\"ids\": [1, 2, 99999999], \"max_new_tokens\": 3}\n"
         "{\"ids\": [7], \"max_new_tokens\": 5, \"temperature\": 1.0, \"seed\": 9, \"top_k\": 40, "
         "\"top_p\": 0.9}\n"
-        "{\"text\": \"Late\", \"max_new_tokens\": 100000, \"deadline_ms\": 30, \"ignore_eos\": "
-        "true}\n"
         "{\"ids\": [8], \"temperature\": -1}\n"
         "{\"ids\": []}\n"
         "{\"text\": \"Two\", \"stop\": [\"\\u0001never\"], \"stop_ids\": [3, 4]}\n";
@@ -559,17 +560,17 @@ Test(cbctl, run_from_a_file_with_mixed_options)
     system_init(&s);
     system_start(&s, SETTINGS("--model", "null", "--null_step_us", "500"));
     cr_expect_eq(run_json(&s, file, lines, 7, SETTINGS("-n", "4", "--file", "-")), 1);
-    cr_expect_str_eq(reason(lines[0]), "length");
-    cr_expect_eq(json_array_size(json_object_get(lines[0], "ids")), 3);
-    cr_expect_eq(json_integer_value(json_object_get(lines[1], "status")), CB_BAD_TOKEN);
-    cr_expect_eq(json_array_size(json_object_get(lines[2], "ids")), 5);
-    cr_expect_eq(json_integer_value(json_object_get(lines[2], "seed")), 9);
-    cr_expect_str_eq(reason(lines[3]), "deadline");
+    cr_expect_str_eq(reason(lines[0]), "deadline");
+    cr_expect_str_eq(reason(lines[1]), "length");
+    cr_expect_eq(json_array_size(json_object_get(lines[1], "ids")), 3);
+    cr_expect_eq(json_integer_value(json_object_get(lines[2], "status")), CB_BAD_TOKEN);
+    cr_expect_eq(json_array_size(json_object_get(lines[3], "ids")), 5);
+    cr_expect_eq(json_integer_value(json_object_get(lines[3], "seed")), 9);
     cr_expect_eq(json_integer_value(json_object_get(lines[4], "status")), CB_BAD_TEMPERATURE);
     cr_expect_eq(json_integer_value(json_object_get(lines[5], "status")), CB_EMPTY_PROMPT);
     cr_expect_eq(json_array_size(json_object_get(lines[6], "ids")), 4, "-n is the default");
-    for (int i = 1; i < 6; i++)
-        if (i != 2 && i != 3) {
+    for (int i = 2; i < 6; i++)
+        if (i != 3) {
             cr_expect_str_eq(reason(lines[i]), "error");
             cr_expect(json_is_string(json_object_get(lines[i], "error")));
         }

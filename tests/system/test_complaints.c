@@ -202,6 +202,9 @@ Test(complaints, what_ended_early_is_told)
     begin(&s, "--null_step_us", "1000");
     complains(&s, NULL, SETTINGS("run", "--deadline", "20", "--ignore-eos", "-n", "100000", "a"), 1,
               "prompt 1: its deadline has passed");
+    complains(&s, NULL, SETTINGS("run", "--deadline", "20", "--ignore-eos", "-n", "100000", "a"), 1,
+              "and its deadline is 20 ms");
+    complains(&s, NULL, SETTINGS("run", "--priority", "256", "a"), 2, "--priority");
     const char *arguments[] = {"-i", s.instance, "run", "--ignore-eos", "-n", "100000", "a", NULL};
     struct running r = system_run_begin(&s, NULL, "cbctl", arguments);
     json_t *rows = NULL;

@@ -1,6 +1,6 @@
 /* The two have twice as many requests there as a step takes, so some wait all the time. How long
- * anyone waits is held against a bound on the work that can come before: what is there, once more for
- * each other user, and what resets compute again. */
+ * anyone waits is held against a bound on the work that can come before: what is there, once more
+ * for each other user, and what resets compute again. */
 #include "tests/util/busy.h"
 
 #include <stdio.h>

@@ -25,7 +25,7 @@ struct sim_report {
     uint64_t n_turns, n_requests, n_finished, n_cancelled, n_rejected, n_deaths, n_hostile;
     uint64_t n_prefix_hits, n_evicted, n_soft_resets;
     uint64_t n_too_late, n_past_deadline,
-        n_predicted; /* refused; ended by it; accepted with a guess */
+        n_predicted;   /* refused; ended by it; accepted with a guess */
     uint64_t n_pauses; /* clients' and operators' */
 };
 

@@ -80,7 +80,7 @@ struct sim_client {
     struct sim_request requests[SIM_SLOTS_MAX]; /* by slot */
     uint32_t n_left;                            /* requests it still wants to make */
     uint32_t n_running;                         /* sent and not ended */
-    bool wants_pause, is_held; /* asked for; acted on */
+    bool wants_pause, is_held;                  /* asked for; acted on */
     bool is_parked;
     uint32_t bell;
     uint64_t parked_ns;

@@ -1,8 +1,8 @@
-/* tests/util/timed.h - the engine over a scripted model whose steps take time by what is in them, on a
- * clock that stands still otherwise: steps and times are exact, and the same on every machine.
+/* tests/util/timed.h - the engine over a scripted model whose steps take time by what is in them,
+ * on a clock that stands still otherwise: steps and times are exact, and the same on every machine.
  *
- * A step takes STEP_NS and TOKEN_NS for each of its tokens. It holds up to 64 tokens and 8 requests.
- * Every step is audited unless `is_fast`. A job is a request with what became of it. */
+ * A step takes STEP_NS and TOKEN_NS for each of its tokens. It holds up to 64 tokens and 8
+ * requests. Every step is audited unless `is_fast`. A job is a request with what became of it. */
 #ifndef CB_TESTS_UTIL_TIMED_H
 #define CB_TESTS_UTIL_TIMED_H
 
@@ -67,8 +67,8 @@ void timed_step(struct timed *t);
 /* Until nobody is there, or something was found. */
 void timed_finish_all(struct timed *t);
 
-/* By how much two users who are busy all the time may ever differ in service by weight (shares.h), in
- * a cache of n_blocks with prompts of up to n_prompt tokens; weight is the smaller one. */
+/* By how much two users who are busy all the time may ever differ in service by weight (shares.h),
+ * in a cache of n_blocks with prompts of up to n_prompt tokens; weight is the smaller one. */
 uint64_t timed_bound(uint32_t n_prompt, uint32_t n_blocks, uint32_t weight);
 
 #endif

@@ -1,4 +1,5 @@
-/* Records of any bytes on connections to the simulated daemon. The first byte of each step says
+/* Records of any bytes on connections to the simulated daemon, one of them root's, whose commands are
+ * of those that don't end the daemon. The first byte of each step says
  * what is done: connect, send a record (with a good head, or none), let the daemon turn, hang up.
  * An honest lane beside it must stay open, all audits must hold, and nothing may be left in the
  * end.
@@ -13,13 +14,30 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
+/* Root's commands: a known one, with any argument. */
+static void make_harmless(unsigned char *record, uint8_t which)
+{
+    static const char *const harmless[] = {"pause", "resume", "why", "requests", "cancel"};
+    struct cb_admin *admin = (void *)record;
+    if (admin->head.type != CB_RECORD_ADMIN)
+        return;
+    memset(admin->command, 0, sizeof admin->command);
+    strcpy(admin->command, harmless[which % 5]);
+    admin->command_bytes = (uint32_t)strlen(admin->command);
+    if (which & 0x40) { /* one that is known too */
+        memset(admin->argument, 0, sizeof admin->argument);
+        strcpy(admin->argument, which % 5 ? "all" : "hold");
+        admin->argument_bytes = (uint32_t)strlen(admin->argument);
+    }
+}
+
 static void step(struct sim *s, int socks[PEERS], int deaths[PEERS], const uint8_t *data, size_t n)
 {
-    unsigned char record[CB_RECORD_BYTES + 16] = {0};
+    alignas(8) unsigned char record[CB_RECORD_BYTES + 16] = {0};
     uint32_t which = data[0] % PEERS;
     int *sock = &socks[which];
     if (*sock < 0) {
-        sim_connect(s, 1000 + which, sock, &deaths[which]);
+        sim_connect(s, which ? 1000 + which : 0, sock, &deaths[which]);
     } else if (data[0] & 0x80) {
         close(*sock);
         close(deaths[which]);
@@ -30,6 +48,8 @@ static void step(struct sim *s, int socks[PEERS], int deaths[PEERS], const uint8
         size_t room = sizeof record - 16 - skip;
         memcpy(record, &head, skip);
         memcpy(record + skip, data + 1, n - 1 < room ? n - 1 : room);
+        if (which == 0)
+            make_harmless(record, n > 1 ? data[n - 1] : 0);
         (void)send(*sock, record, n > 250 ? n : CB_RECORD_BYTES, MSG_DONTWAIT | MSG_NOSIGNAL);
     }
     daemon_turn(s->daemon);
@@ -47,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     while (size > 0) {
         size_t n = size > 1 && data[1] < size - 1 ? 1u + data[1] : size;
         step(s, socks, deaths, data, n);
-        if (s->daemon->state != DAEMON_SERVING) /* uids 1000 and up have no authority */
+        if (s->daemon->state != DAEMON_SERVING) /* who has authority is harmless */
             abort();
         data += n;
         size -= n;
@@ -59,6 +79,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         }
     for (int i = 0; i < 8; i++)
         daemon_turn(s->daemon);
+    if (s->daemon->clients->n_holders)
+        abort();
+    pauses_end_all(&s->daemon->pauses);
     s->time.now_ns += 60000000000ull; /* whoever is held off may come back */
     sim_audit(s);
     check_empty(s);

@@ -211,6 +211,7 @@ static int step(struct life *l, struct input *in)
     case 7:
         for (uint32_t n = cb_lane_look_cancels(l->lane, slots); n-- > 0;)
             assert(l->runs[slots[n]].active);
+        (void)cb_lane_look_pause(l->lane);
         cb_lane_retry(l->lane);
         cb_lane_doze(l->lane);
         cb_lane_doze_fence();

@@ -1,12 +1,6 @@
-/* The loop of style 8, with the two things that need care around it: how it falls asleep, and what
- * it does with time nobody else wants.
- *
- * Falling asleep is one half of a Dekker pair with every client: say doze in all lanes, fence, look
- * at all lanes again, and only then block. With lanes open a sleep lasts at most net_ms, and what
- * is found then that no bell announced is counted: the net under our own bugs, not a means of
- * progress. Without lanes nothing wakes.
- *
- * Idle time after the start goes into giving the cache its memory, a few MiB a turn. */
+/* The loop of style 8: what a turn is, and what it does with time nobody else wants: after the start
+ * that goes into giving the cache its memory, a few MiB a turn. How it falls asleep is in
+ * sleep.c. */
 #include "daemon/daemon.h"
 
 #include <errno.h>
@@ -19,13 +13,12 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/model/model.h"
-#include "shm/doorbell.h"
+#include "daemon/sleep.h"
 #include "shm/status.h"
 
-#define POPULATE_BYTES    (4u << 20)
-#define POPULATE_QUIET_NS (20 * MS) /* without work, before the cache is given memory */
-#define DEVICE_POLL_NS    20000u    /* between two looks at a step that runs on a device */
-#define MS                1000000ull
+#define POPULATE_BYTES (4u << 20)
+#define DEVICE_POLL_NS 20000u /* between two looks at a step that runs on a device */
+#define MS             1000000ull
 
 /* Of all groups together: where there are several, info counts sectors, of which each group makes
  * blocks of its own. */
@@ -382,92 +375,6 @@ static void count_time(struct daemon *d, const struct engine_stats *before, uint
     }
 }
 
-typedef int (*lane_visit)(struct daemon *d, struct client *cl);
-
-/* Calls visit for every live client; the sum of what it returned. */
-static int visit_lanes(struct daemon *d, lane_visit visit)
-{
-    struct list *l, *after, *k, *behind;
-    int sum = 0;
-    list_for_each (l, after, &d->clients->quotas->used) {
-        struct quota *q = list_entry(l, struct quota, link);
-        list_for_each (k, behind, &q->live)
-            sum += visit(d, list_entry(k, struct client, link));
-    }
-    return sum;
-}
-
-static int visit_doze(struct daemon *d, struct client *cl)
-{
-    (void)d;
-    cb_lane_doze(cl->lane);
-    return 1;
-}
-
-static int visit_undoze(struct daemon *d, struct client *cl)
-{
-    (void)d;
-    cb_lane_undoze(cl->lane);
-    return 1;
-}
-
-static int visit_look(struct daemon *d, struct client *cl)
-{
-    int r = cb_lane_look_again(cl->lane, cl->n_running > 0); /* if any, none may run */
-    if (r < 0)
-        clients_close(d->clients, cl, CB_CLOSED_BROKEN);
-    return r != CB_LANE_NOTHING;
-}
-
-/* True while it is worth looking again before the loop sleeps (settings wait_mode, spin_us). */
-static bool still_spins(struct daemon *d)
-{
-    const struct settings *set = d->config.settings;
-    uint64_t now = clock_now(d->config.clock);
-    if (d->idle_since_ns == 0)
-        d->idle_since_ns = now;
-    if (strcmp(set->wait_mode, "spin") == 0)
-        return true;
-    if (strcmp(set->wait_mode, "eco") == 0 || !d->may_spin)
-        return false;
-    double window_us = (double)set->spin_us;
-    if (window_us > d->step_us / 10)
-        window_us = d->step_us / 10;
-    return (double)(now - d->idle_since_ns) < window_us * 1000;
-}
-
-/* How long it is to at_ns, at most max_ns. */
-static uint64_t until(uint64_t at_ns, uint64_t now_ns, uint64_t max_ns)
-{
-    uint64_t ns = at_ns > now_ns ? at_ns - now_ns : 0;
-    return ns < max_ns ? ns : max_ns;
-}
-
-static void go_to_sleep(struct daemon *d)
-{
-    uint64_t max_ns = LOOP_FOREVER;
-    if (d->clients->n_lanes > 0)
-        max_ns = d->config.settings->net_ms * MS;
-    if (!d->is_populated && max_ns > POPULATE_QUIET_NS)
-        max_ns = POPULATE_QUIET_NS;
-    uint64_t sleep_ns = until(engine_next_ns(d->engine), clock_now(d->config.clock), max_ns);
-    (void)visit_lanes(d, visit_doze);
-    cb_lane_doze_fence();
-    if (visit_lanes(d, visit_look) == 0) {
-        uint64_t begun_ns = clock_now(d->config.clock);
-        int n_called = loop_sleep(d->config.loop, sleep_ns);
-        /* Only a sleep that lasted: it may also end early, when a bell of ours is off, and before a
-         * deadline it may be shorter than a bell's way. */
-        if (n_called == 0 && clock_now(d->config.clock) - begun_ns >= max_ns) {
-            int found = visit_lanes(d, visit_look);
-            if (found > 0)
-                cb_stats_add(d->config.stats, CB_STAT_wake_missed, (uint64_t)found);
-        }
-    }
-    (void)visit_lanes(d, visit_undoze);
-    d->idle_since_ns = 0;
-}
-
 void daemon_turn(struct daemon *d)
 {
     uint64_t begun_ns = clock_now(d->config.clock);
@@ -496,12 +403,12 @@ void daemon_turn(struct daemon *d)
         return;
     }
     /* A block takes milliseconds. Who sends one request after the other would wait for one each. */
-    if (!d->is_populated && clock_now(d->config.clock) - d->worked_ns >= POPULATE_QUIET_NS) {
+    if (!d->is_populated && clock_now(d->config.clock) - d->worked_ns >= SLEEP_QUIET_NS) {
         d->is_populated = engine_populate_some(d->engine, POPULATE_BYTES) != ENGINE_MORE;
         return;
     }
-    if (!still_spins(d))
-        go_to_sleep(d);
+    if (!sleep_is_early(d))
+        sleep_until_something(d);
 }
 
 int daemon_check(const struct daemon *d, const char **whyp)

@@ -159,11 +159,13 @@ static void check_cleared(struct scene *s)
  * through, though a page's last slots are never written. */
 void ops_check_reused_pages(const struct ops_subject *subject)
 {
+    static const uint32_t page_sizes[N_KV_TYPES] = {16, 32, 48};
+
     for (size_t type = 0; type < N_KV_TYPES; type++) {
         const struct attention_case c = {.n_heads = 4,
                                          .n_kv_heads = 2,
                                          .head_dim = 32,
-                                         .page_size = page_fit(subject, 16),
+                                         .page_size = page_fit(subject, page_sizes[type]),
                                          .kv_dtype = kv_types[type]};
         static const uint32_t first[SEQS_MAX] = {40, 70}, second[SEQS_MAX] = {0, 0, 21, 1, 39};
         struct tensor q[2], o[2];

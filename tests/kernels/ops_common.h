@@ -86,23 +86,25 @@ void ops_run(void (*check)(const struct ops_subject *s), const struct ops_subjec
 void ops_check_embed(const struct ops_subject *s);
 void ops_check_rmsnorm(const struct ops_subject *s);
 void ops_check_gather(const struct ops_subject *s);
-void ops_check_next(const struct ops_subject *s);
+void ops_check_next(const struct ops_subject *s); /* the same bits, handed on or not */
 void ops_check_linear(const struct ops_subject *s);
 void ops_check_gate_up(const struct ops_subject *s);
-void ops_check_qkv(
-    const struct ops_subject *s); /* q; V through a window of one key; K through attention */
-void ops_check_attention(
-    const struct ops_subject *s); /* mixed steps, pages, windows, caps, sinks, GQA         */
-void ops_check_reused_pages(const struct ops_subject *s); /* NaN in a page of before; kv_clear */
-void ops_check_copied_pages(const struct ops_subject *s); /* kv_copy: same bits from the copy */
-void ops_check_poisoned_keys(
-    const struct ops_subject *s); /* a NaN in U8: its own sequence's alone */
 void ops_check_head(const struct ops_subject *s);
-void ops_check_sample(
-    const struct ops_subject *s); /* the same token and bits of log-probabilities */
+/* q; V through a window of one key; K through attention. */
+void ops_check_qkv(const struct ops_subject *s);
+/* Mixed steps, pages, windows, caps, sinks, heads that share keys. */
+void ops_check_attention(const struct ops_subject *s);
+/* NaN in a page of before; kv_clear. */
+void ops_check_reused_pages(const struct ops_subject *s);
+/* kv_copy: the same bits from the copy. */
+void ops_check_copied_pages(const struct ops_subject *s);
+/* A NaN among codes of 8 bits: its own sequence's alone. */
+void ops_check_poisoned_keys(const struct ops_subject *s);
+/* The same token and bits of log-probabilities. */
+void ops_check_sample(const struct ops_subject *s);
 void ops_check_sample_programs(const struct ops_subject *s);
-void ops_check_refusals(
-    const struct ops_subject *s); /* bad shapes are refused at load, with a reason  */
+/* Bad shapes are refused at load, with a reason. */
+void ops_check_refusals(const struct ops_subject *s);
 
 /* Random numbers for tests; any seed. */
 uint32_t ops_random(uint64_t *state);

@@ -47,8 +47,8 @@ struct scene {
     struct weight *w[2];
     struct qkv_args qkv[2]; /* but for w; the caller may add to them */
     struct both sinks;
-    uint32_t n_cols,
-        n_q; /* columns of w: as many as q, k and v have, unless the caller knows better */
+    uint32_t n_q;    /* columns of q */
+    uint32_t n_cols; /* of w: as many as q, k and v have, unless the caller knows better */
 };
 
 void plan_grow(struct plan *plan, uint32_t seq, uint32_t n_keys); /* pages for so many keys */

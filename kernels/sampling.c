@@ -231,10 +231,13 @@ static double total_of_row(const struct row *r, const struct distribution *d)
 static void tell_best_of_row(const struct row *r, const struct distribution *d)
 {
     struct sampling_list l = list_of(r, 0);
+    float least;
 
     if (!r->params->n_best)
         return;
-    collect(r, &l, bound_of_top_k(r, d->temperature, r->params->n_best));
+    /* Scores that differ by a rounding of the largest are equal once it is taken away. */
+    least = bound_of_top_k(r, d->temperature, r->params->n_best) - fabsf(r->largest) * 0x1p-21f;
+    collect(r, &l, least);
     score(r, &l, d->temperature);
     for (uint32_t i = 0; i < l.n; i++)
         l.scores[i] -= d->max;

@@ -197,6 +197,23 @@ Test(sampling, tiny_temperatures_are_greedy)
     }
 }
 
+/* Less the largest, the logits of ids 0 and 2 are one score: the lower id is the better. */
+Test(sampling, best_among_scores_that_became_equal)
+{
+    static const float logits[] = {0x1p-10f, 32, 0x1.001p-10f, -5, -6};
+    struct sample_best best[4];
+
+    for (uint32_t n_best = 2; n_best <= 4; n_best++) {
+        struct sample_params params = {
+            .temperature = 1, .top_p = 1, .n_best = n_best, .best = best};
+
+        draw(logits, 5, params, 0);
+        cr_expect(best[0].id == 1 && best[1].id == 0, "of %u best: %u, %u", n_best, best[0].id,
+                  best[1].id);
+        cr_expect(n_best < 3 || (best[2].id == 2 && best[2].logprob == best[1].logprob));
+    }
+}
+
 /* Divided by the temperature the last is infinitely far below, and its part in the mean is none. Of
  * the others' probabilities, 0.73 and 0.27, the first is the typical one. */
 Test(sampling, typical_p_beside_an_infinite_distance)

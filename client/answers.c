@@ -1,0 +1,180 @@
+/* client/answers.c - what a request has made: its tokens and what belongs to each, in place in shared
+ * memory, and its result as a whole.
+ *
+ * Everything is looked up in the slot table when it is asked for. What a running request has is what
+ * was published by then; of one that has ended, what its end told. */
+#include "client/internal.h"
+
+#include <string.h>
+
+int cb_tokens(struct cb_handle *h, uint64_t id, const uint32_t **idsp, size_t *np)
+{
+    struct cb_held *q;
+    int r = cb_enter(h);
+    if (r || !idsp || !np)
+        return cb_fail(r ? r : CB_INVALID);
+    *idsp = NULL;
+    *np = 0;
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (q && q->ids) {
+        *idsp = q->ids;
+        *np = q->state == CB_REQUEST_RUNNING ? cb_lane_client_emitted(h->lane, CB_ID_SLOT(id))
+                                             : q->n_seen;
+    }
+    pthread_mutex_unlock(&h->lock);
+    return q ? 0 : cb_fail(CB_NOT_FOUND);
+}
+
+int cb_times(struct cb_handle *h, uint64_t id, const uint64_t **nsp, size_t *np)
+{
+    const uint32_t *ids;
+    struct cb_held *q;
+    int r = cb_enter(h);
+    if (r || !nsp)
+        return cb_fail(r ? r : CB_INVALID);
+    *nsp = NULL;
+    r = cb_tokens(h, id, &ids, np);
+    if (r)
+        return r;
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (!q)
+        r = CB_NOT_FOUND;
+    else if (!(q->flags & CB_TIMES))
+        r = CB_INVALID;
+    else
+        *nsp = q->times;
+    pthread_mutex_unlock(&h->lock);
+    if (!*nsp)
+        *np = 0;
+    return r ? cb_fail(r) : 0;
+}
+
+/* What an array of its tokens' has; of the request, which is held. */
+static size_t n_told(const struct cb_held *q, const struct cb_slot_view *view)
+{
+    return q->state == CB_REQUEST_RUNNING ? view->emitted : q->n_seen;
+}
+
+int cb_epochs(struct cb_handle *h, uint64_t id, const uint32_t **epochsp, size_t *np)
+{
+    struct cb_slot_view view;
+    struct cb_held *q;
+    bool asked = false;
+    int r = cb_enter(h);
+    if (r || !epochsp || !np)
+        return cb_fail(r ? r : CB_INVALID);
+    *epochsp = NULL;
+    *np = 0;
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (q) {
+        asked = q->flags & CB_EPOCHS;
+        cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
+        if (asked && q->state != CB_REQUEST_SENT && view.gen == CB_ID_GEN(id) && view.epochs) {
+            *epochsp = view.epochs;
+            *np = n_told(q, &view);
+        }
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (!q)
+        return cb_fail(CB_NOT_FOUND);
+    return asked ? 0 : cb_fail(CB_INVALID);
+}
+
+static_assert(sizeof(struct cb_top_logprob) == sizeof(struct cb_top) &&
+                  offsetof(struct cb_top_logprob, logprob) == offsetof(struct cb_top, logprob),
+              "cbclient.h spells format.h out");
+
+/* Those of generated tokens, or of the prompt's, which are in DOWN. */
+static int logprobs_of(struct cb_handle *h, uint64_t id, bool of_prompt, const float **logprobsp,
+                       const struct cb_top_logprob **topp, size_t *np)
+{
+    struct cb_slot_view view;
+    struct cb_held *q;
+    bool asked = false;
+    int r = cb_enter(h);
+    if (r || !logprobsp || !np)
+        return cb_fail(r ? r : CB_INVALID);
+    *logprobsp = NULL;
+    if (topp)
+        *topp = NULL;
+    *np = 0;
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (q) {
+        asked = q->flags & (of_prompt ? CB_PROMPT_LOGPROBS : CB_LOGPROBS);
+        cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
+        if (asked && q->state != CB_REQUEST_SENT && view.gen == CB_ID_GEN(id)) {
+            *logprobsp = of_prompt ? view.prompt_logprobs : view.logprobs;
+            if (topp)
+                *topp = (const void *)(of_prompt ? view.prompt_top : view.top);
+            *np = !*logprobsp ? 0 : of_prompt ? view.n_prompt : n_told(q, &view);
+        }
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (!q)
+        return cb_fail(CB_NOT_FOUND);
+    return asked ? 0 : cb_fail(CB_INVALID);
+}
+
+int cb_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp,
+                const struct cb_top_logprob **topp, size_t *np)
+{
+    return logprobs_of(h, id, false, logprobsp, topp, np);
+}
+
+int cb_prompt_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp,
+                       const struct cb_top_logprob **topp, size_t *np)
+{
+    return logprobs_of(h, id, true, logprobsp, topp, np);
+}
+
+void cb_fill_result_locked(struct cb_handle *h, const struct cb_held *q, struct cb_result *result)
+{
+    struct cb_slot_view view;
+    uint64_t id = atomic_load_explicit(&q->id, memory_order_relaxed);
+    memset(result, 0, sizeof(*result));
+    result->id = id;
+    result->user = q->user;
+    result->seed = q->seed;
+    result->end = q->end;
+    result->status = q->status;
+    memcpy(result->detail, q->detail, sizeof(result->detail));
+    result->predicted_start_ns = (uint64_t)q->start_us * 1000;
+    result->predicted_finish_ns = (uint64_t)q->finish_us * 1000;
+    result->n_prompt = q->n_prompt;
+    result->n_generated = q->n_seen;
+    result->ids = q->ids;
+    cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
+    if (!q->ids || view.gen != CB_ID_GEN(id))
+        return;
+    if (q->state == CB_REQUEST_RUNNING)
+        result->n_generated = view.emitted;
+    result->n_prefix_hit = view.n_prefix_hit;
+    result->weight_epoch = view.weight_epoch;
+    result->queued_ns = view.queued_ns;
+    result->first_token_ns = view.first_token_ns;
+    result->total_ns = view.total_ns;
+    if (q->end == CB_END_STOP) {
+        result->stop_is_id = (view.finish & CB_FINISH_STOP_ID) != 0;
+        result->stop_idx = view.stop_idx;
+        result->text_bytes = view.text_bytes;
+    }
+}
+
+int cb_result(struct cb_handle *h, uint64_t id, struct cb_result *result)
+{
+    struct cb_held *q;
+    int r = cb_enter(h);
+    if (r || !result)
+        return cb_fail(r ? r : CB_INVALID);
+    memset(result, 0, sizeof(*result));
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (q)
+        cb_fill_result_locked(h, q, result);
+    pthread_mutex_unlock(&h->lock);
+    return q ? 0 : cb_fail(CB_NOT_FOUND);
+}

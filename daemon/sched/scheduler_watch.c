@@ -119,6 +119,8 @@ static void measure_load(const struct scheduler *s, uint64_t *n_tokensp, uint64_
     *n_tokensp = *n_limitp = 0;
     for (const struct list *link = s->active.next; link != &s->active; link = link->next) {
         const struct request *r = list_entry(link, struct request, link);
+        if (request_is_paused(r))
+            continue; /* who needs its room takes it */
         *n_tokensp += r->phase == REQUEST_PREFILLING ? r->n_ids - r->past : 0;
         *n_limitp += r->max_new_tokens - request_n_generated(r);
     }

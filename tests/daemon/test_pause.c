@@ -250,6 +250,32 @@ Test(paused, requests_end_by_cancels_and_deadlines)
     finish(g);
 }
 
+static uint64_t ticking(void *ctx)
+{
+    struct virtual_clock *time = ctx;
+    return time->now_ns += 10000;
+}
+
+/* Else a deadline could be refused for the sake of what may never go on. */
+Test(paused, requests_are_not_waited_for_in_forecasts)
+{
+    struct rig *g = rig_new(8, 0);
+    static const uint32_t ids[16] = {9, 8, 7};
+    const struct request_spec next = {.prompt = ids, .n_prompt = 16, .max_new_tokens = 4};
+    struct engine_forecast f;
+    g->clock.now_ns = ticking;
+    struct job *a = add(g, 0, 16, 12);
+    steps(g, 4);
+    engine_forecast(g->engine, &next, &f);
+    cr_assert(f.is_known);
+    uint64_t start_ns = f.start_ns;
+    a->paused = true;
+    steps(g, 1);
+    engine_forecast(g->engine, &next, &f);
+    cr_assert_lt(f.start_ns, start_ns);
+    finish(g);
+}
+
 Test(paused, an_engine_runs_no_step_and_lets_requests_come_and_go)
 {
     struct rig *g = rig_new(16, 0);

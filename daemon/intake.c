@@ -26,6 +26,8 @@ struct intake {
     /* In the engine, about: counted up by what this pass added. */
     uint32_t n_waiting, n_requests;
     uint64_t n_held_tokens;
+    uint32_t n_paused; /* of those that wait, counted when it first mattered in this pass */
+    bool knows_paused;
     bool refuses;
 };
 
@@ -255,10 +257,38 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
     return 0;
 }
 
-static bool queue_is_full(const struct intake *i)
+/* How many wait in the engine because their client has paused them. */
+static uint32_t count_paused(const struct intake *i)
+{
+    struct list *l, *after, *k, *behind;
+    uint32_t n = 0;
+    list_for_each (l, after, &i->config.clients->quotas->used) {
+        const struct quota *q = list_entry(l, struct quota, link);
+        list_for_each (k, behind, &q->live) {
+            const struct client *cl = list_entry(k, struct client, link);
+            for (uint32_t s = 0; cl->is_paused && cl->n_running && s < cl->geometry.n_slots; s++) {
+                struct request_info info = {.phase = REQUEST_DECODING};
+                if (cl->slots[s].request)
+                    engine_request_info(cl->slots[s].request, &info);
+                n += info.phase == REQUEST_WAITING;
+            }
+        }
+    }
+    return n;
+}
+
+/* Those who pause theirs fill the queue for themselves only. */
+static bool queue_is_full(struct intake *i, const struct client *cl)
 {
     const struct settings *set = i->config.settings;
-    return set->max_queue_size && i->n_waiting >= set->max_queue_size;
+    if (!set->max_queue_size || i->n_waiting < set->max_queue_size)
+        return false;
+    if (cl->is_paused)
+        return true;
+    if (!i->knows_paused)
+        i->n_paused = count_paused(i);
+    i->knows_paused = true;
+    return i->n_waiting - i->n_paused >= set->max_queue_size;
 }
 
 /* With a bound on what waits nothing waits in a lane either, but for its client's own results. */
@@ -285,8 +315,8 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
     bool is_open = entry.max_new_tokens == CB_NO_LIMIT;
     r = entry_check(i, cl, &entry, detail);
     if (r == 0)
-        r = queue_is_full(i) ? CB_BUSY
-                             : cb_lane_reserve(cl->lane, &entry, entry.max_new_tokens, detail);
+        r = queue_is_full(i, cl) ? CB_BUSY
+                                 : cb_lane_reserve(cl->lane, &entry, entry.max_new_tokens, detail);
     if (r == CB_LANE_WAITS)
         return TAKE_NOTHING;
     if (r == CB_LANE_CANCELLED) {
@@ -377,6 +407,7 @@ bool intake_drain(struct intake *i)
     bool more;
     engine_stats(i->config.engine, &stats);
     i->n_waiting = stats.n_waiting;
+    i->knows_paused = false;
     i->n_requests = stats.n_active + stats.n_waiting;
     i->n_held_tokens = stats.n_held_tokens;
     retry_waiting(i);

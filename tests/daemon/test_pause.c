@@ -427,6 +427,35 @@ Test(paused, lanes_that_die_leave_nothing)
     nothing_left(s);
 }
 
+Test(paused, lanes_fill_the_queue_for_themselves_only)
+{
+    struct sim *s = fresh();
+    struct peer a, b;
+    struct cb_result_entry result;
+    char message[SETTINGS_MESSAGE_MAX];
+    uint32_t n_busy = 0, n_accepted = 0;
+    const struct cb_hello hello = peer_hello();
+    cr_assert_eq(
+        settings_set(&s->settings, "max_queue_size", "2", SETTINGS_OPERATOR, NULL, message), 0);
+    peer_open(&a, s, 1000, &hello);
+    peer_open(&b, s, 1001, &hello);
+    lane_pause(&a, true);
+    peer_turn(&a, 3);
+    for (int i = 0; i < 3; i++)
+        submit(&a, 3);
+    while (peer_result(&a, &result)) {
+        n_accepted += result.type == CB_RESULT_ACCEPTED;
+        n_busy += result.type == CB_RESULT_REJECTED && (int)result.count == CB_BUSY;
+    }
+    cr_assert(n_accepted == 2 && n_busy == 1);
+    struct cb_request_entry e = submit(&b, 3);
+    peer_turn(&b, 10);
+    cr_assert_eq(cb_lane_client_emitted(b.lc, e.slot), 3);
+    peer_close(&a);
+    peer_close(&b);
+    nothing_left(s);
+}
+
 /* Work that is paused is no work that hangs. */
 Test(paused, lanes_do_not_bark_up_the_watchdog)
 {

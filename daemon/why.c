@@ -42,5 +42,5 @@ void why_lane(const struct daemon *d, const struct client *cl, char words[WHY_MA
     else
         snprintf(words, WHY_MAX,
                  "its next request waits until another ends: all together are at max_requests or "
-                 "max_held_tokens");
+                 "max_held_tokens, or at the last eighth, which is for users who have less");
 }

@@ -450,6 +450,10 @@ Test(intake, a_flood_of_one_user_does_not_keep_another_out)
         good(&e);
         peer_submit(&other, &e, ids, 4);
     }
+    uint64_t n_accepted = cb_stats_get(s->stats.base, CB_STAT_requests_accepted);
+    peer_turn(&other, 1);
+    cr_assert_geq(cb_stats_get(s->stats.base, CB_STAT_requests_accepted), n_accepted + 4,
+                  "there is room for the other at once");
     while (n_done < 4) {
         cr_assert(peer_result(&other, &result));
         n_done += result.type == CB_RESULT_FINISHED;

@@ -1,51 +1,16 @@
 /* A step is: end what must end, plan, prepare blocks, submit, poll, apply. On CPUs all of it
  * happens in one call; on a device the call returns after submit and a later one applies. Nothing
  * that a request owns is taken away while it may be on the device, so ends are only decided at any
- * time (`decide`: the request goes to the list of those that end) and carried out between steps
- * (`end_decided`). Whoever decides first wins; results for a request whose end is decided are
+ * time (engine_decide: the request goes to the list of those that end) and carried out between steps
+ * (engine_end_decided). Whoever decides first wins; results for a request whose end is decided are
  * dropped. */
-#include "daemon/engine.h"
+#include "daemon/engine_state.h"
 
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
-#include "daemon/backing.h"
-#include "daemon/base/clock.h"
-#include "daemon/cache/cache.h"
 #include "daemon/model/vocabulary.h"
-#include "daemon/sched/batch.h"
-#include "daemon/sched/scheduler.h"
-#include "shm/status.h"
-
-struct engine {
-    struct engine_config config;
-    struct model *model;
-    const struct model_info *info;
-    const struct cb_vocab *vocab;
-    struct engine_sink sink;
-    const struct clock *clock;
-
-    struct cache_config cache_config;
-    struct cache *cache;
-    struct cache *pool; /* beside it; NULL: none */
-    struct requests *requests;
-    struct scheduler *scheduler;
-    struct batch *batch;
-    struct table probe; /* room for what a forecast finds */
-    uint32_t *probe_blocks;
-    struct list ending; /* end decided, not yet carried out */
-
-    bool is_paused;
-    bool in_flight; /* the batch is on the device, as `ticket` */
-    uint64_t ticket;
-    uint64_t submit_ns; /* when it went there                                      */
-    struct backing backing;
-    uint32_t epoch;            /* of the model's weights                                  */
-    uint64_t n_held_tokens;    /* prompt and limit of all accepted                        */
-    uint64_t next_deadline_ns; /* no deadline is earlier; UINT64_MAX: there is none       */
-    struct engine_stats stats;
-};
 
 /* The cache as the model's groups of layers want it; with a window the decode fast path is off. */
 static void configure_cache(struct engine *e)
@@ -175,8 +140,7 @@ uint32_t engine_tokens_max(const struct engine *e)
 
 /* ---- ends ------------------------------------------------------------------------------------ */
 
-/* Decides a request's end, unless it is decided already. */
-static void decide(struct engine *e, struct request *r, enum finish finish, int32_t error)
+void engine_decide(struct engine *e, struct request *r, enum finish finish, int32_t error)
 {
     if (r->end.finish != FINISH_NONE)
         return;
@@ -185,8 +149,7 @@ static void decide(struct engine *e, struct request *r, enum finish finish, int3
     list_append(&e->ending, &r->end_link);
 }
 
-/* Carries out all decided ends; says whether there were any. Only between steps. */
-static bool end_decided(struct engine *e)
+bool engine_end_decided(struct engine *e)
 {
     bool any = false;
     assert(!e->in_flight);
@@ -210,14 +173,13 @@ static void visit_deadlines(struct engine *e, const struct list *head, uint64_t 
         if (r->deadline_ns == 0)
             continue;
         if (r->deadline_ns <= now_ns)
-            decide(e, r, FINISH_DEADLINE, 0);
+            engine_decide(e, r, FINISH_DEADLINE, 0);
         else if (r->deadline_ns < e->next_deadline_ns)
             e->next_deadline_ns = r->deadline_ns;
     }
 }
 
-/* What came from outside since the last look: cancels and the time. */
-static void look(struct engine *e)
+void engine_look(struct engine *e)
 {
     if (e->sink.look)
         e->sink.look(e->sink.ctx);
@@ -246,7 +208,7 @@ static struct request *accept(struct engine *e, const struct request_spec *spec,
     else
         scheduler_add(e->scheduler, r);
     if (spec->max_new_tokens == 0 && !request_scores(r))
-        decide(e, r, FINISH_LENGTH, 0);
+        engine_decide(e, r, FINISH_LENGTH, 0);
     return r;
 }
 
@@ -312,7 +274,7 @@ void engine_set_weights(struct engine *e, const struct share_weights *weights)
 
 void engine_cancel(struct engine *e, struct request *r)
 {
-    decide(e, r, FINISH_CANCELLED, 0);
+    engine_decide(e, r, FINISH_CANCELLED, 0);
 }
 
 /* ---- one step -------------------------------------------------------------------------------- */
@@ -332,134 +294,12 @@ static void prepare_blocks(struct engine *e)
             for (uint32_t g = 0; g < e->info->n_groups && !err; g++)
                 err = backing_prepare(&e->backing, g, r->table.block_idx[g][b]);
         if (err) {
-            decide(e, r, FINISH_ERROR, CB_NO_MEMORY);
+            engine_decide(e, r, FINISH_ERROR, CB_NO_MEMORY);
             scheduler_distrust(e->scheduler, r, e->batch->entries[i].past / e->info->page_size);
             batch_drop(e->batch, i);
         } else {
             i++;
         }
-    }
-}
-
-/* A row was nonsense, so what is in the request's blocks may be. If it was not finite the request
- * is computed once more, from clean blocks: the fault may have been another's, or the machine's. */
-static void refuse_row(struct engine *e, struct request *r, int why)
-{
-    scheduler_distrust(e->scheduler, r, 0);
-    if (why == SAMPLER_NOT_FINITE && !r->is_suspect) {
-        r->is_suspect = true;
-        scheduler_restart(e->scheduler, r);
-    } else {
-        decide(e, r, FINISH_ERROR,
-               why == SAMPLER_NOT_FINITE     ? CB_NOT_FINITE
-               : why == SAMPLER_NOTHING_LEFT ? CB_NOTHING_LEFT
-                                             : CB_DEVICE);
-    }
-}
-
-/* Hands out what output output_idx says of a token's probability, if that was asked for. */
-static void tell_logprobs(struct engine *e, struct request *r, bool of_prompt, uint32_t index,
-                          uint32_t output_idx)
-{
-    const struct sample_params *params = &e->batch->params[output_idx];
-    const struct engine_logprobs l = {.logprob = e->batch->samples[output_idx].logprob,
-                                      .best = params->best,
-                                      .n_best = params->n_best};
-    if (params->logprobs != SAMPLE_NO_LOGPROBS && e->sink.logprobs)
-        e->sink.logprobs(e->sink.ctx, r, r->owner, of_prompt, index, &l);
-}
-
-/* Hands out the log-probabilities of a part of the prompt: whether the rows made sense. */
-static bool take_scores(struct engine *e, struct request *r, const struct batch_entry *entry)
-{
-    for (uint32_t i = 0; i < entry->n_scores; i++) {
-        uint32_t output_idx = entry->score_output_idx + i, token;
-        int why = sampler_token(&e->batch->samples[output_idx], e->info->n_vocab, &token);
-        if (why) {
-            refuse_row(e, r, why);
-            return false;
-        }
-        tell_logprobs(e, r, true, entry->score_idx + i, output_idx);
-        r->n_scored = entry->score_idx + i + 1;
-    }
-    return true;
-}
-
-/* Notes whose token the next one is. */
-static void note_epoch(const struct engine *e, struct request *r)
-{
-    bool is_anew = request_n_generated(r) > 0 && r->kv_epoch != r->told_kv_epoch;
-    r->token_epoch = e->epoch | (is_anew ? CB_EPOCH_ANEW : 0);
-    r->told_kv_epoch = r->kv_epoch;
-    r->end.weight_epoch = e->epoch;
-}
-
-/* Hands out the token that an entry yielded and sees whether the request ends with it. */
-static void take_token(struct engine *e, struct request *r, uint32_t output_idx, uint64_t now_ns)
-{
-    uint32_t token, n_text;
-    int r_sample = sampler_token(&e->batch->samples[output_idx], e->info->n_vocab, &token);
-    if (r_sample) {
-        refuse_row(e, r, r_sample);
-        return;
-    }
-    if (r->max_new_tokens == 0) { /* only its prompt was wanted */
-        decide(e, r, FINISH_LENGTH, 0);
-        return;
-    }
-    tell_logprobs(e, r, false, request_n_generated(r), output_idx);
-    const uint8_t *text = cb_vocab_text(e->vocab, token, &n_text);
-    uint32_t index = request_n_generated(r);
-    note_epoch(e, r);
-    if (request_append(r, token, e->info->eos, e->info->n_eos, text, n_text, now_ns))
-        list_append(&e->ending, &r->end_link);
-    e->sink.token(e->sink.ctx, r, r->owner, index, token, now_ns);
-}
-
-/* Those of r's children whose time has come begin where r stands. Who can't be given that computes
- * it. */
-static void fork_children(struct engine *e, struct request *r, uint64_t now_ns)
-{
-    struct request *child;
-    while ((child = scheduler_fork(e->scheduler, r, now_ns)) != NULL)
-        if (backing_fork(&e->backing, &r->table, &child->table))
-            scheduler_restart(e->scheduler, child);
-}
-
-/* Nothing of the step was computed, not even for those whose end was decided meanwhile. */
-static void fail_batch(struct engine *e)
-{
-    for (uint32_t i = 0; i < e->batch->n_entries; i++)
-        decide(e, e->batch->entries[i].r, FINISH_ERROR, CB_DEVICE);
-    for (uint32_t i = 0; i < e->batch->n_entries; i++)
-        scheduler_distrust(e->scheduler, e->batch->entries[i].r, 0);
-}
-
-/* Applies what the device did; step_error: nothing, it failed. */
-static void apply(struct engine *e, int step_error)
-{
-    uint64_t now_ns = clock_now(e->clock);
-    e->in_flight = false;
-    e->stats.n_steps++;
-    e->stats.model_ns += now_ns - e->submit_ns;
-    if (!step_error)
-        scheduler_observe(e->scheduler, e->batch, now_ns - e->submit_ns);
-    look(e);
-    if (step_error)
-        fail_batch(e);
-    for (uint32_t i = 0; i < e->batch->n_entries; i++) {
-        const struct batch_entry *entry = &e->batch->entries[i];
-        struct request *r = entry->r;
-        if (entry->decodes)
-            e->stats.n_decode_tokens++;
-        else
-            e->stats.n_prefill_tokens += entry->n_tokens;
-        if (r->end.finish != FINISH_NONE || r->phase == REQUEST_WAITING)
-            continue;
-        scheduler_advance(e->scheduler, entry);
-        fork_children(e, r, now_ns);
-        if (take_scores(e, r, entry) && entry->yields)
-            take_token(e, r, entry->output_idx, now_ns);
     }
 }
 
@@ -471,7 +311,7 @@ static int launch(struct engine *e)
     batch_clear(e->batch);
     int r = scheduler_plan(e->scheduler, e->batch, clock_now(e->clock), &stuck);
     if (r == SCHEDULER_STUCK)
-        decide(e, stuck, FINISH_ERROR, CB_INTERNAL);
+        engine_decide(e, stuck, FINISH_ERROR, CB_INTERNAL);
     prepare_blocks(e);
     if (e->batch->n_entries == 0)
         return ENGINE_IDLE;
@@ -480,7 +320,7 @@ static int launch(struct engine *e)
     r = model_step_submit(e->model, e->batch->step, e->batch->params, &e->ticket);
     e->in_flight = true;
     if (r)
-        apply(e, r);
+        engine_apply(e, r);
     return 0;
 }
 
@@ -492,62 +332,8 @@ static bool is_running(struct engine *e)
     int r = model_step_poll(e->model, e->ticket, e->batch->samples);
     if (r == MODEL_STEP_RUNNING)
         return true;
-    apply(e, r);
+    engine_apply(e, r);
     return false;
-}
-
-static int unclean(const char **whyp, const char *why)
-{
-    *whyp = why;
-    return -EUCLEAN;
-}
-
-static int check_sums(const struct engine *e, const char **whyp)
-{
-    struct scheduler_counts counts;
-    scheduler_counts(e->scheduler, &counts);
-    if (counts.n_active + counts.n_waiting + requests_n_free(e->requests) != e->config.max_requests)
-        return unclean(whyp, "engine: requests held and free do not add up");
-    if (requests_n_faults(e->requests))
-        return unclean(whyp, "engine: a request ended and still had blocks");
-    if (requests_n_tokens(e->requests) != e->n_held_tokens)
-        return unclean(whyp, "engine: tokens held are not the requests'");
-    return 0;
-}
-
-static void end_broken(struct engine *e, const struct list *head)
-{
-    for (const struct list *link = head->next; link != head; link = link->next) {
-        struct request *r = list_entry(link, struct request, link);
-        if (r->is_broken)
-            decide(e, r, FINISH_ERROR, CB_INTERNAL);
-    }
-}
-
-/* Makes the bookkeeping fit together again, at the cost of those requests of which it did not. */
-static void repair(struct engine *e)
-{
-    const char *why;
-    scheduler_repair(e->scheduler, e->requests);
-    e->n_held_tokens = requests_n_tokens(e->requests);
-    end_broken(e, scheduler_active(e->scheduler));
-    end_broken(e, scheduler_waiting(e->scheduler));
-    end_decided(e);
-    if (engine_check(e, &why) == 0)
-        return;
-    engine_fail_all(e, CB_INTERNAL);
-    scheduler_repair(e->scheduler, e->requests);
-}
-
-/* Only between steps. */
-static void audit(struct engine *e)
-{
-    const char *why;
-    if (check_sums(e, &why) == 0 && scheduler_audit(e->scheduler, &why) == 0)
-        return;
-    e->stats.n_violations++;
-    e->stats.violation = why;
-    repair(e);
 }
 
 void engine_pause(struct engine *e, bool paused)
@@ -567,13 +353,13 @@ static int step(struct engine *e)
     bool was_in_flight = e->in_flight;
     if (is_running(e))
         return ENGINE_RUNNING;
-    look(e);
-    bool any_ended = end_decided(e);
-    audit(e);
+    engine_look(e);
+    bool any_ended = engine_end_decided(e);
+    engine_audit(e);
     bool launched = !e->is_paused && launch(e) == 0;
     if (is_running(e))
         return ENGINE_RUNNING;
-    any_ended |= end_decided(e);
+    any_ended |= engine_end_decided(e);
     return was_in_flight || launched || any_ended ? 0 : ENGINE_IDLE;
 }
 
@@ -598,8 +384,8 @@ void engine_fail_all(struct engine *e, int32_t error)
     const struct list *heads[] = {scheduler_active(e->scheduler), scheduler_waiting(e->scheduler)};
     for (int i = 0; i < 2; i++)
         for (const struct list *link = heads[i]->next; link != heads[i]; link = link->next)
-            decide(e, list_entry(link, struct request, link), FINISH_ERROR, error);
-    end_decided(e);
+            engine_decide(e, list_entry(link, struct request, link), FINISH_ERROR, error);
+    engine_end_decided(e);
 }
 
 /* ---- other weights --------------------------------------------------------------------------- */
@@ -610,7 +396,7 @@ static void fail_who_wish(struct engine *e, const struct list *head, enum on_new
         struct request *r = list_entry(link, struct request, link);
         enum on_new_weights wish = r->on_new_weights ? r->on_new_weights : otherwise;
         if (wish == ON_NEW_WEIGHTS_FAIL && request_n_generated(r) > 0)
-            decide(e, r, FINISH_ERROR, CB_NEW_WEIGHTS);
+            engine_decide(e, r, FINISH_ERROR, CB_NEW_WEIGHTS);
     }
 }
 
@@ -620,14 +406,14 @@ int engine_load_weights(struct engine *e, int fd, const char *name, enum on_new_
     assert(otherwise != ON_NEW_WEIGHTS_DEFAULT);
     while (is_running(e))
         ;
-    end_decided(e);
+    engine_end_decided(e);
     int r = model_reload(e->model, fd, name, message);
     if (r)
         return r;
     e->epoch = (e->epoch + 1) & ~CB_EPOCH_ANEW;
     fail_who_wish(e, scheduler_active(e->scheduler), otherwise);
     fail_who_wish(e, scheduler_waiting(e->scheduler), otherwise);
-    end_decided(e);
+    engine_end_decided(e);
     scheduler_switch(e->scheduler, e->epoch, otherwise);
     return 0;
 }
@@ -691,30 +477,4 @@ void engine_request_info(const struct request *r, struct request_info *info)
 const struct batch *engine_batch(const struct engine *e)
 {
     return e->batch;
-}
-
-int engine_check(const struct engine *e, const char **whyp)
-{
-    int err = check_sums(e, whyp);
-    if (err)
-        return err;
-    const struct list *heads[] = {scheduler_active(e->scheduler), scheduler_waiting(e->scheduler)};
-    uint64_t n_tokens = 0;
-    uint32_t n_ending = 0, n_decided = 0;
-    for (int i = 0; i < 2; i++)
-        for (const struct list *link = heads[i]->next; link != heads[i]; link = link->next) {
-            const struct request *r = list_entry(link, struct request, link);
-            n_tokens += (uint64_t)r->n_prompt + r->max_new_tokens;
-            n_decided += r->end.finish != FINISH_NONE;
-            if (r->end.finish == FINISH_NONE && r->deadline_ns != 0 &&
-                r->deadline_ns < e->next_deadline_ns)
-                return unclean(whyp, "engine: a deadline is earlier than the next one");
-        }
-    for (const struct list *link = e->ending.next; link != &e->ending; link = link->next)
-        n_ending++;
-    if (n_ending != n_decided)
-        return unclean(whyp, "engine: not all decided ends are in the list of ends");
-    if (n_tokens != e->n_held_tokens || n_tokens > e->config.max_held_tokens)
-        return unclean(whyp, "engine: tokens held are not the requests'");
-    return scheduler_check(e->scheduler, !e->in_flight, whyp);
 }

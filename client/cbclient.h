@@ -116,6 +116,7 @@ enum cb_status {
     CB_BAD_RECORD = -50,
     CB_BAD_SETTING = -51,
     CB_BAD_COMMAND = -52,
+    CB_BAD_WEIGHTS = -53,
 };
 
 /* What CB_QUOTA is about: its detail[0] is one of these, detail[1] what the limit allows. */
@@ -607,6 +608,34 @@ CB_API int cb_text_all(struct cb_handle *h, uint64_t id, const char **textp, siz
 /* If the request ended inside a character: its bytes so far (at most 3), which are not in the text.
  * 0 with *np 0 to 3. */
 CB_API int cb_text_tail(struct cb_handle *h, uint64_t id, uint8_t tail[4], size_t *np);
+
+/* ---- other weights --------------------------------------------------------------------------- */
+
+/* Called after each piece that was sent. */
+typedef void cb_load_progress_fn(void *arg, uint64_t bytes_done, uint64_t bytes_in_all);
+
+struct cb_loaded {
+    uint32_t weight_epoch; /* tokens made from now on have this one (cb_epochs) */
+    uint32_t n_restarted;  /* requests that began, or computed what they had, anew */
+    uint64_t bytes;        /* of the file */
+    uint64_t stall_ms;     /* for so long no step ran */
+    uint64_t reserved[4];
+};
+
+/* Gives a daemon, whose operator's authority is needed for it (cbctl.8), other weights of the model
+ * that it runs: a file with the same architecture, shapes and vocabulary. It is sent whole, checked,
+ * loaded, and takes the place of the present weights between two steps; or is refused, and nothing has
+ * changed: cb_message() says what was wrong. Requests under way live on, as cb_request.on_new_weights
+ * says. Of options (NULL: the usual ones) those count that say where the daemon is. progress and
+ * loaded may be NULL. Blocks until it is done.
+ *   0
+ *   CB_BAD_WEIGHTS    torn, too large, no model, or of another model
+ *   CB_BUSY           another process is loading weights
+ *   CB_NO_MEMORY      there is none for a second set of weights
+ *   CB_DENIED CB_NO_DAEMON CB_UNTRUSTED CB_LOST CB_TIMEOUT CB_SYSTEM CB_INVALID CB_BAD_RECORD
+ *   CB_BAD_COMMAND    the daemon is older than this call */
+CB_API int cb_load_weights(const struct cb_options *options, const char *path,
+                           cb_load_progress_fn *progress, void *arg, struct cb_loaded *loaded);
 
 /* ---- batches --------------------------------------------------------------------------------- */
 

@@ -22,7 +22,7 @@ CB_PARAMETER_TABLE(X)
 static _Thread_local struct {
     int status, errnum;
     uint32_t detail[2];
-    char where[192], text[480];
+    char where[512], text[800];
 } last;
 
 static const char *status_text(int status)

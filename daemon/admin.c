@@ -156,11 +156,18 @@ static const struct {
     admin_command_fn *run;
     bool needs_authority;
 } commands[] = {
-    {"clients", command_clients, false}, {"requests", admin_requests, false},
-    {"why", admin_why, false},           {"settings", command_settings, false},
-    {"set", command_set, true},          {"cancel", admin_cancel, false},
-    {"pause", admin_pause, true},        {"resume", admin_resume, true},
-    {"drain", admin_drain, true},        {"stop", admin_stop, true},
+    {"clients", command_clients, false},
+    {"requests", admin_requests, false},
+    {"why", admin_why, false},
+    {"settings", command_settings, false},
+    {"set", command_set, true},
+    {"cancel", admin_cancel, false},
+    {"pause", admin_pause, true},
+    {"resume", admin_resume, true},
+    {"drain", admin_drain, true},
+    {"stop", admin_stop, true},
+    {"stage-weights", admin_stage_weights, true},
+    {"load-weights", admin_load_weights, true},
 };
 
 int admin_command(struct daemon *d, struct client *who, const char *command, const char *argument,

@@ -14,6 +14,8 @@
  *   pause hold             ... as long as the connection lasts              (authority)
  *   resume                 ends the connection's pause, or one that was left (authority)
  *   resume all             ends all of them                                 (authority)
+ *   stage-weights BYTES    memory for a file of other weights comes with the answer (authority)
+ *   load-weights XXH3      it was filled, and has that checksum: loads it   (authority)
  *   drain, stop            no new requests; ends when the others have       (authority)
  *   stop hard              ends at once                                     (authority) */
 #ifndef CB_DAEMON_ADMIN_H

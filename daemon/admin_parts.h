@@ -21,5 +21,7 @@ typedef int admin_command_fn(struct daemon *d, struct client *who, const char *a
 admin_command_fn admin_requests, admin_why, admin_cancel;
 /* admin_stop.c */
 admin_command_fn admin_pause, admin_resume, admin_drain, admin_stop;
+/* admin_weights.c */
+admin_command_fn admin_stage_weights, admin_load_weights;
 
 #endif

@@ -222,6 +222,7 @@ int daemon_new(struct daemon **daemonp, const struct daemon_config *config)
     if (!d)
         return -ENOMEM;
     d->config = *config;
+    staging_init(&d->staging);
     loop_timer_init(&d->drain_due, drain_due);
     loop_timer_init(&d->watchdog, watchdog_due);
     int r = make_parts(d);
@@ -253,6 +254,7 @@ struct daemon *daemon_free(struct daemon *d)
         deliver_flush(&d->deliver);
     }
     control_free(d->control);
+    staging_end(&d->staging);
     intake_free(d->intake);
     engine_free(d->engine);
     clients_free(d->clients);
@@ -298,6 +300,16 @@ void daemon_settings_changed(struct daemon *d)
             d->config.log->level = levels[i].level;
     set_weights(d);
     d->clients->has_credit = true; /* a quota may have grown */
+}
+
+void daemon_weights_changed(struct daemon *d)
+{
+    const struct model_info *info = model_info(d->config.model);
+    struct engine_stats now;
+    engine_stats(d->engine, &now);
+    memcpy(d->clients->config.fingerprint, info->fingerprint, sizeof info->fingerprint);
+    clients_notice(d->clients, CB_NOTICE_WEIGHTS, now.weight_epoch & 1);
+    d->progress_ns = clock_now(d->config.clock); /* no step could run meanwhile */
 }
 
 /* ---- a turn ---------------------------------------------------------------------------------- */
@@ -384,6 +396,7 @@ void daemon_turn(struct daemon *d)
     if (d->state == DAEMON_STOPPED)
         return;
     pauses_settle(&d->pauses);
+    staging_settle(&d->staging);
     bool more = intake_drain(d->intake);
     int r = engine_step(d->engine);
     deliver_flush(&d->deliver);

@@ -2,7 +2,7 @@
  *
  * Made of a loop, a model and the segments that every client gets, and told who answers operators;
  * makes engine, clients, intake, deliver and control, and turns them. One thread, one writer of all
- * state. Nothing allocates after daemon_new.
+ * state. Nothing allocates after daemon_new, but where other weights are loaded.
  *
  *   SERVING ──drain──▶ DRAINING ──nothing left, or drain_timeout──▶ STOPPED
  *       └────────────────stop─────────────────────────────────────────▲
@@ -23,6 +23,7 @@
 #include "daemon/intake.h"
 #include "daemon/pause.h"
 #include "daemon/settings_resolve.h"
+#include "daemon/staging.h"
 
 struct daemon_config {
     struct settings *settings;
@@ -51,6 +52,7 @@ struct daemon {
     struct control *control;
     struct deliver deliver;
     struct pauses pauses;
+    struct staging staging; /* of other weights */
     struct loop_timer drain_due, watchdog;
     struct engine_stats seen; /* at the last turn */
     uint64_t progress_ns;     /* when work last moved, or there was none */
@@ -82,6 +84,9 @@ void daemon_stop(struct daemon *d);
 
 /* LIVE rows of the settings were changed: what depends on them follows. */
 void daemon_settings_changed(struct daemon *d);
+
+/* The engine has other weights: whoever is to know is told. */
+void daemon_weights_changed(struct daemon *d);
 
 /* 0, or -EUCLEAN and *whyp a sentence: engine, clients, lanes, and that they agree. For tests. */
 int daemon_check(const struct daemon *d, const char **whyp);

@@ -53,7 +53,7 @@ struct reply *replies_take(struct replies *rs, struct client *cl)
         struct reply *r = &rs->all[i];
         if (!is_free(r))
             continue;
-        *r = (struct reply){.client = cl, .lane_id = cl->lane_id};
+        *r = (struct reply){.client = cl, .lane_id = cl->lane_id, .fd = -1};
         buf_init(&r->text, rs->bytes + i * REPLY_BYTES, REPLY_BYTES);
         cl->reply = r;
         return r;
@@ -61,8 +61,36 @@ struct reply *replies_take(struct replies *rs, struct client *cl)
     return NULL;
 }
 
+void replies_give(struct client *cl, int fd)
+{
+    struct reply *r = cl->reply;
+    if (r)
+        r->fd = fd;
+}
+
+/* As sendmsg; fd -1: without a descriptor. */
+static ssize_t send_with(int sock, struct cb_reply *record, int fd)
+{
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr align;
+    } control = {{0}};
+    struct iovec iov = {.iov_base = record, .iov_len = sizeof *record};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
+    if (fd >= 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+        struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
+        cmsg->cmsg_level = SOL_SOCKET;
+        cmsg->cmsg_type = SCM_RIGHTS;
+        cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+        memcpy(CMSG_DATA(cmsg), &fd, sizeof fd);
+    }
+    return sendmsg(sock, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 /* One piece: 1: more to send; 0: that was all; -EAGAIN: the socket is full; else it is gone. */
-static int send_piece(struct client *cl, int status, const char *text, size_t left)
+static int send_piece(struct client *cl, int status, const char *text, size_t left, int fd)
 {
     struct cb_reply record = {.head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_REPLY}};
     size_t n = left < sizeof record.text ? left : sizeof record.text;
@@ -70,7 +98,7 @@ static int send_piece(struct client *cl, int status, const char *text, size_t le
     record.bytes = (uint16_t)n;
     record.is_last = n == left;
     record.status = record.is_last ? status : CB_OK;
-    if (send(cl->sock.fd, &record, sizeof record, MSG_DONTWAIT | MSG_NOSIGNAL) < 0)
+    if (send_with(cl->sock.fd, &record, fd) < 0)
         return errno == EAGAIN || errno == ENOBUFS ? -EAGAIN : -EPIPE;
     return !record.is_last;
 }
@@ -82,7 +110,9 @@ void replies_send(struct replies *rs, struct client *cl)
     int r;
     do {
         r = send_piece(cl, reply->status, reply->text.data + reply->sent,
-                       reply->text.n - reply->sent);
+                       reply->text.n - reply->sent, reply->fd);
+        if (r >= 0)
+            reply->fd = -1;
         if (r == 1)
             reply->sent += sizeof((struct cb_reply *)0)->text;
     } while (r == 1);
@@ -101,6 +131,6 @@ void replies_send(struct replies *rs, struct client *cl)
 
 void replies_send_status(struct replies *rs, struct client *cl, int status)
 {
-    if (send_piece(cl, status, "", 0) < 0)
+    if (send_piece(cl, status, "", 0, -1) < 0)
         clients_close(rs->clients, cl, CB_CLOSED_NO);
 }

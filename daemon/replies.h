@@ -17,6 +17,7 @@ struct reply {
     struct client *client; /* NULL: free */
     uint32_t lane_id;      /* the connection it belongs to: an entry is used again */
     int status;            /* enum cb_status */
+    int fd;                /* goes with the first piece, and stays its owner's; -1: none */
     struct buf text;
     size_t sent;
 };
@@ -27,6 +28,9 @@ struct replies *replies_free(struct replies *rs); /* NULL is fine; returns NULL 
 
 /* An empty reply for cl, which is ADMIN: cl->reply. NULL: all are on their way. */
 struct reply *replies_take(struct replies *rs, struct client *cl);
+
+/* fd goes to cl with the answer that it is being given, if it is. Must stay open until that is out. */
+void replies_give(struct client *cl, int fd);
 
 /* Sends what the socket takes of cl->reply; when all is out, cl->reply is NULL. A client that is
  * gone, or can't be watched, is closed. */

@@ -71,6 +71,7 @@
  X(max_cached_graphs,      OPTIONAL,      "none",    0, 1048576, "graphs",      DEPRECATED, "deprecated: has no effect; graphs are never given up") \
  X(block_size,             OPTIONAL,      "none",    4, 65536, "tokens",        DEPRECATED, "deprecated: page_size, whatever that says") \
  X(on_new_weights,         CHOICE,        "continue", 0, 0, "continue|restart|fail", LIVE, "requests under way when other weights are loaded, where they do not say: they go on with the keys and values they have, or have these computed anew, or end with CB_NEW_WEIGHTS") \
+ X(weights_bytes_max,      NUMBER,        "0",       0, 1099511627776, "bytes",  LIVE, "a file of other weights may have so many; 0: twice those of the model's file, at least 1 MiB") \
  X(max_lanes,              NUMBER,        "256",     1, 4096, "lanes",          0,    "clients with a lane") \
  X(lane_slots,             NUMBER,        "64",      1, 4096, "slots",          0,    "requests a lane holds unless its client asks otherwise") \
  X(lane_slots_max,         NUMBER,        "1024",    1, 4096, "slots",          0,    "most that a client may ask for") \

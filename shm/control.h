@@ -106,7 +106,8 @@ struct cb_plain_record { /* READY, BYE, BELL, NOTICE */
 };
 
 /* A command with its argument, as text: "clients", "requests", "why", "settings", "set",
- * "cancel", "pause", "resume", "drain", "stop". */
+ * "cancel", "pause", "resume", "drain", "stop". To "stage-weights" the
+ * daemon's answer carries a descriptor: memory for a file, which "load-weights" then loads. */
 struct cb_admin {
     struct cb_record_head head;
     uint32_t command_bytes, argument_bytes;

@@ -48,7 +48,10 @@
     X(restores,           COUNTER, "requests", "went on with blocks that had been put aside")         \
     X(tokens_recomputed,  COUNTER, "tokens",   "computed though they had been: resets, restarts")     \
     X(blocks_aside,       GAUGE,   "blocks",   "blocks put aside in cpu_offload_space")  \
-    X(requests_paused,    GAUGE,   "requests", "of those active or waiting, paused by their client")
+    X(requests_paused,    GAUGE,   "requests", "of those active or waiting, paused by their client") \
+    X(weight_epoch,       GAUGE,   "times",    "other weights were loaded; 0: those of the start")    \
+    X(weights_loaded,     COUNTER, "times",    "other weights were loaded")                           \
+    X(weights_refused,    COUNTER, "times",    "other weights were refused: torn, of another model")
 
 #define CB_HISTOGRAMS_TABLE(X)                                                                    \
     X(time_to_first_token_ns, "from acceptance to a request's first token")                       \

@@ -60,7 +60,8 @@
     X(CB_NEW_WEIGHTS,    -46, "the model got other weights, and this request was to end then")    \
     X(CB_BAD_RECORD,     -50, "a control record was malformed")                                    \
     X(CB_BAD_SETTING,    -51, "no such setting, or its value is out of bounds")                    \
-    X(CB_BAD_COMMAND,    -52, "no such command")
+    X(CB_BAD_COMMAND,    -52, "no such command")                                                   \
+    X(CB_BAD_WEIGHTS,    -53, "the weights were refused, and those that run run on")
 
 /* What CB_QUOTA is about: X(name, number, text). */
 #define CB_LIMIT_TABLE(X)                                                                          \

@@ -30,6 +30,7 @@ static const struct command {
     {"cancel", cmd_admin, "end a request, or all of a lane, as `requests` names them"},
     {"pause", cmd_pause, "no step runs until `resume`, or while a command runs"},
     {"resume", cmd_admin, "take a pause back"},
+    {"load-weights", cmd_weights, "other weights of the same model, while requests run"},
     {"drain", cmd_admin, "finish what was accepted, take nothing new, then stop"},
     {"stop", cmd_admin, "the same; --hard: now, what runs ends with an error"},
 };

@@ -22,6 +22,7 @@ int cmd_status(const struct cbctl *ctl, int argc, char **argv);
 int cmd_top(const struct cbctl *ctl, int argc, char **argv);
 int cmd_metrics(const struct cbctl *ctl, int argc, char **argv);
 int cmd_admin(const struct cbctl *ctl, int argc, char **argv); /* clients, requests, ... */
+int cmd_weights(const struct cbctl *ctl, int argc, char **argv);
 int cmd_pause(const struct cbctl *ctl, int argc, char **argv);
 int cmd_run(const struct cbctl *ctl, int argc, char **argv);
 int cmd_generate(const struct cbctl *ctl, int argc, char **argv);

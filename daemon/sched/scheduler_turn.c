@@ -170,14 +170,17 @@ static bool contradicts_itself(const struct request *r)
 }
 
 /* Whether prompts are held off that this one may not step over: little is free, or somebody gave
- * way and is to run before them. Who may press is not held off by what others hold. */
+ * way and is to run before them. Who may press is not held off by what others hold; but who gave way
+ * itself waits until somebody leaves. Else two could make room for each other in turn for ever, and
+ * none would get further than where it stood. */
 static bool is_held_off(const struct scheduler *s, const struct batch *b, const struct budget *left,
                         const struct request *r)
 {
     bool waits = r->phase == REQUEST_WAITING;
-    if (!(left->below_margin && b->n_entries > 0) && !(waits && s->admission_shut))
+    bool is_shut = waits && s->admission_shut;
+    if (!(left->below_margin && b->n_entries > 0) && !is_shut)
         return false;
-    return !left->ranked || !policy_may_press(s->policy, r);
+    return (is_shut && r->n_reached > 0) || !left->ranked || !policy_may_press(s->policy, r);
 }
 
 /* Tries to take r into the batch. LIKE_IT_NONE: r was refused for a reason that holds for every

@@ -64,7 +64,7 @@ static void say_obstacles(struct words *w, const struct scheduler *s, const stru
     cache_counts(s->cache, &room);
     for (const struct list *link = s->active.next; link != &s->active; link = link->next)
         n_decoding += list_entry(link, struct request, link)->phase == REQUEST_DECODING;
-    if (s->admission_shut && !policy_may_press(s->policy, r))
+    if (s->admission_shut && (r->n_reached > 0 || !policy_may_press(s->policy, r)))
         say(w, "; since some had to give way nobody is admitted until one of the %u that run ends",
             s->n_active);
     if (room.free_share < s->config.safety_margin && s->n_active > 0 &&

@@ -66,6 +66,16 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     cr_assert_gt(n_pauses, 100);
 }
 
+/* Two users made room for each other in turn, and neither got on. */
+Test(sim, those_who_gave_way_do_not_press_each_other_for_ever)
+{
+    static const uint64_t seeds[] = {20206, 21161};
+    for (int i = 0; i < 2; i++) {
+        struct busy_report r;
+        cr_expect_eq(busy_run(seeds[i], &r), 0, "%s", r.error);
+    }
+}
+
 Test(sim, is_fair_and_starves_nobody_for_two_hundred_seeds, .timeout = 120)
 {
     uint64_t n_soft_resets = 0, n_forks = 0, n_cancelled = 0;

@@ -33,17 +33,25 @@ static double ms(uint64_t ns)
     return (double)(ns / 1000) / 1e3;
 }
 
+/* null where the daemon had nothing to guess from. */
+static json_t *guess(const struct cb_result *result, uint64_t ns)
+{
+    return result->predicted_finish_ns ? json_real(ms(ns)) : json_null();
+}
+
 /* The line of a prompt, whatever became of it: always the same keys, and status and error for one
  * that failed. */
 static json_t *line_json(const uint32_t *ids, size_t n, const char *text, size_t bytes,
                          const char *reason, const struct cb_result *result)
 {
-    return json_pack("{s:o, s:s%, s:s, s:I, s:{s:i, s:i, s:i}, s:{s:f, s:f, s:f}}", "ids",
+    return json_pack("{s:o, s:s%, s:s, s:I, s:{s:i, s:i, s:i}, s:{s:f, s:f, s:f, s:o, s:o}}", "ids",
                      answer_ids(ids, n), "text", text, bytes, "finish_reason", reason, "seed",
                      (json_int_t)result->seed, "usage", "prompt_tokens", (int)result->n_prompt,
                      "completion_tokens", (int)n, "prefix_tokens", (int)result->n_prefix_hit,
                      "times", "queued_ms", ms(result->queued_ns), "first_token_ms",
-                     ms(result->first_token_ns), "total_ms", ms(result->total_ns));
+                     ms(result->first_token_ns), "total_ms", ms(result->total_ns),
+                     "predicted_start_ms", guess(result, result->predicted_start_ns),
+                     "predicted_end_ms", guess(result, result->predicted_finish_ns));
 }
 
 static void line_failed(json_t *o, int status, const char *words)

@@ -34,7 +34,8 @@ enum {
     KEY_BAN,
     KEY_BIAS,
     KEY_RAW,
-    KEY_PROMPT
+    KEY_PROMPT,
+    KEY_WEIGHTS
 };
 
 static const struct number {
@@ -47,6 +48,24 @@ static const struct number {
     NUMBERS(X)
 #undef X
 };
+
+/* By enum cb_on_new_weights; the default has no word. */
+static const char *const wishes[] = {
+    [CB_WEIGHTS_CONTINUE] = "continue",
+    [CB_WEIGHTS_RESTART] = "restart",
+    [CB_WEIGHTS_FAIL] = "fail",
+};
+
+/* False: there is no such word, or none at all. */
+static bool take_wish(struct choices *c, const char *word)
+{
+    for (uint32_t i = CB_WEIGHTS_CONTINUE; word && i <= CB_WEIGHTS_FAIL; i++)
+        if (!strcmp(word, wishes[i])) {
+            c->request->on_new_weights = i;
+            return true;
+        }
+    return false;
+}
 
 void choices_fini(struct choices *c)
 {
@@ -184,6 +203,13 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_PROMPT:
         r->flags |= CB_PROMPT_LOGPROBS;
         return 0;
+    case KEY_WEIGHTS:
+        if (c && !take_wish(c, arg)) {
+            cbctl_complain(c->ctl, "--on-new-weights is \"%s\"; give continue, restart or fail",
+                           arg);
+            c->failed = true;
+        }
+        return 0;
     default:
         return ARGP_ERR_UNKNOWN;
     }
@@ -198,6 +224,8 @@ static const struct argp_option options[] = {
     {"logit-bias", KEY_BIAS, "ID=V,...", 0, "V is added to the logit of ID", 0},
     {"raw-logprobs", KEY_RAW, NULL, 0, "log-probabilities of the model's logits as they are", 0},
     {"prompt-logprobs", KEY_PROMPT, NULL, 0, "log-probabilities of the prompt's tokens too", 0},
+    {"on-new-weights", KEY_WEIGHTS, "WORD", 0,
+     "when the daemon loads others: continue, restart or fail", 0},
     {0},
 };
 
@@ -314,6 +342,10 @@ int choices_take_key(struct choices *c, const char *key, const json_t *value, ch
         taken = key_flag(c, key, value, CB_RAW_LOGPROBS, fault, bytes);
     } else if (!strcmp(key, "prompt_logprobs")) {
         taken = key_flag(c, key, value, CB_PROMPT_LOGPROBS, fault, bytes);
+    } else if (!strcmp(key, "on_new_weights")) {
+        taken = take_wish(c, json_string_value(value))
+                    ? 1
+                    : bad_value(fault, bytes, key, "\"continue\", \"restart\" or \"fail\"");
     }
     return taken;
 }

@@ -124,10 +124,10 @@ static void add_requests(struct view *v, const struct span *s)
     const uint64_t *c = s->now->counters;
 
     add_line(v,
-             "requests  %" PRIu64 " running  %" PRIu64 " waiting  %" PRIu64 " clients  %" PRIu64
-             " accepted  %" PRIu64 " rejected",
-             c[CB_STAT_requests_active], c[CB_STAT_requests_waiting], c[CB_STAT_lanes],
-             c[CB_STAT_requests_accepted], c[CB_STAT_requests_rejected]);
+             "requests  %" PRIu64 " running  %" PRIu64 " waiting  %" PRIu64 " paused  %" PRIu64
+             " clients  %" PRIu64 " accepted  %" PRIu64 " rejected",
+             c[CB_STAT_requests_active], c[CB_STAT_requests_waiting], c[CB_STAT_requests_paused],
+             c[CB_STAT_lanes], c[CB_STAT_requests_accepted], c[CB_STAT_requests_rejected]);
     add_line(v,
              "ended     %" PRIu64 " finished  %" PRIu64 " cancelled  %" PRIu64 " deadline  %" PRIu64
              " failed  %" PRIu64 " dropped",
@@ -160,6 +160,30 @@ static void add_cache(struct view *v, const struct span *s)
     add_line(v, "          %s of prompts found  %s evictions/s  %s soft resets/s",
              percent(hits, (double)hit, (double)(hit + grown(s, CB_STAT_tokens_prefill))),
              rate(evicted, s, CB_STAT_blocks_evicted), rate(resets, s, CB_STAT_soft_resets));
+}
+
+/* What was put aside for want of room, and what had to be computed again. */
+static void add_pool(struct view *v, const struct span *s)
+{
+    char offloads[CELL_BYTES], restores[CELL_BYTES], again[CELL_BYTES], forks[CELL_BYTES];
+
+    add_line(v,
+             "pool      %" PRIu64 " blocks aside  %s offloads/s  %s restores/s  %s recomputed/s"
+             "  %s forks/s",
+             s->now->counters[CB_STAT_blocks_aside], rate(offloads, s, CB_STAT_offloads),
+             rate(restores, s, CB_STAT_restores), rate(again, s, CB_STAT_tokens_recomputed),
+             rate(forks, s, CB_STAT_forks));
+}
+
+/* Of all time, and only if there was any: each is a fault, or near to one. */
+static void add_trouble(struct view *v, const struct span *s)
+{
+    const uint64_t *c = s->now->counters;
+
+    if (!(c[CB_STAT_violations] | c[CB_STAT_wake_missed] | c[CB_STAT_watchdog]))
+        return;
+    add_line(v, "trouble   %" PRIu64 " violations  %" PRIu64 " wakes missed  %" PRIu64 " watchdog",
+             c[CB_STAT_violations], c[CB_STAT_wake_missed], c[CB_STAT_watchdog]);
 }
 
 static void add_steps(struct view *v, const struct span *s)
@@ -243,6 +267,8 @@ void view_make(struct view *v, const struct watch *now, const struct watch *earl
     add_requests(v, &s);
     add_tokens(v, &s);
     add_cache(v, &s);
+    add_pool(v, &s);
     add_steps(v, &s);
+    add_trouble(v, &s);
     add_timings(v, &s);
 }

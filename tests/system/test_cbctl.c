@@ -422,7 +422,8 @@ Test(cbctl, run_gives_the_same_in_every_form)
         expect_keys(json_object_get(lines[i], "usage"),
                     SETTINGS("prompt_tokens", "completion_tokens", "prefix_tokens"));
         expect_keys(json_object_get(lines[i], "times"),
-                    SETTINGS("queued_ms", "first_token_ms", "total_ms"));
+                    SETTINGS("queued_ms", "first_token_ms", "total_ms", "predicted_start_ms",
+                             "predicted_end_ms"));
         cr_expect_eq(json_array_size(json_object_get(lines[i], "ids")), 12);
         cr_expect_str_eq(reason(lines[i]), "length");
         cr_expect_eq(json_integer_value(json_object_get(lines[i], "seed")), 5);
@@ -579,7 +580,8 @@ Test(cbctl, run_from_a_file_with_mixed_options)
         expect_keys(json_object_get(lines[i], "usage"),
                     SETTINGS("prompt_tokens", "completion_tokens", "prefix_tokens"));
         expect_keys(json_object_get(lines[i], "times"),
-                    SETTINGS("queued_ms", "first_token_ms", "total_ms"));
+                    SETTINGS("queued_ms", "first_token_ms", "total_ms", "predicted_start_ms",
+                             "predicted_end_ms"));
     }
     drop(lines, 7);
     system_settle(&s);

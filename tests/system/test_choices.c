@@ -299,18 +299,20 @@ Test(choices, lines_of_a_file_say_it_in_the_same_words)
     struct system s;
     if (!begin(&s))
         cr_skip_test("no model");
-    struct answer a = ask(
-        &s, NULL,
-        SETTINGS("-n", "8", "--seed", "4", "--temperature", "1.5", "--min-p", "0.01", "--typical-p",
-                 "0.9", "--repetition-penalty", "1.2", "--presence-penalty", "0.5",
-                 "--frequency-penalty", "0.25", "--no-repeat-ngram", "3", "--min-new-tokens", "4",
-                 "--first-id", "260", "--ban-ids", "30,28", "--logit-bias", "284=2,29=-1.5",
-                 "--logprobs", "2", "--raw-logprobs", "--prompt-logprobs", PROMPT));
+    struct answer a =
+        ask(&s, NULL,
+            SETTINGS("-n", "8", "--seed", "4", "--temperature", "1.5", "--min-p", "0.01",
+                     "--typical-p", "0.9", "--repetition-penalty", "1.2", "--presence-penalty",
+                     "0.5", "--frequency-penalty", "0.25", "--no-repeat-ngram", "3",
+                     "--min-new-tokens", "4", "--on-new-weights", "restart", "--first-id", "260",
+                     "--ban-ids", "30,28", "--logit-bias", "284=2,29=-1.5", "--logprobs", "2",
+                     "--raw-logprobs", "--prompt-logprobs", PROMPT));
     struct answer b =
         ask(&s,
             "{\"text\": \"" PROMPT "\", \"max_new_tokens\": 8, \"seed\": 4, \"temperature\": 1.5,"
             " \"min_p\": 0.01, \"typical_p\": 0.9, \"repetition_penalty\": 1.2,"
-            " \"presence_penalty\": 0.5, \"frequency_penalty\": 0.25, \"no_repeat_ngram\": 3,"
+            " \"presence_penalty\": 0.5, \"frequency_penalty\": 0.25, \"no_repeat_ngram\": 3, "
+            "\"on_new_weights\": \"fail\","
             " \"min_new_tokens\": 4, \"first_id\": 260, \"banned_ids\": [30, 28],"
             " \"logit_bias\": {\"284\": 2, \"29\": -1.5}, \"top_logprobs\": 2,"
             " \"raw_logprobs\": true, \"prompt_logprobs\": true}\n",
@@ -377,6 +379,8 @@ Test(choices, what_makes_no_sense_is_said)
     complains(&s, SETTINGS("--min-p", "1.5", "a"), 1,
               "prompt 1: min_p is 1.5; give a number from 0, which is off, to 1");
     complains(&s, SETTINGS("--logprobs", "21", "a"), 1, "top_logprobs is 21; give 0 to 20");
+    complains(&s, SETTINGS("--on-new-weights", "later", "a"), 2,
+              "--on-new-weights is \"later\"; give continue, restart or fail");
     complains(&s, SETTINGS("--first-id", "49152", "a"), 1,
               "token id 49152 is outside the vocabulary of 49152");
     complains(&s, SETTINGS("--logit-bias", "3=1,3=2", "a"), 1, "two logit biases for id 3");

@@ -58,6 +58,31 @@ Test(view, rates_are_of_the_time_between_the_looks)
     expect("80.0 ms model  20.0 ms own");
 }
 
+Test(view, what_was_put_aside_and_what_stands_still)
+{
+    make();
+    now.counters[CB_STAT_blocks_aside] = 7;
+    now.counters[CB_STAT_offloads] = 6;
+    now.counters[CB_STAT_restores] = 5;
+    now.counters[CB_STAT_tokens_recomputed] = 80;
+    now.counters[CB_STAT_forks] = 3;
+    now.counters[CB_STAT_requests_paused] = 4;
+    view_make(&v, &now, &before);
+    expect("7 blocks aside  3.0 offloads/s  2.5 restores/s  40.0 recomputed/s  1.5 forks/s");
+    expect("0 waiting  4 paused  0 clients");
+}
+
+Test(view, trouble_is_shown_where_there_was_any)
+{
+    make();
+    view_make(&v, &now, &before);
+    cr_expect_null(row_with("trouble"));
+    now.counters[CB_STAT_wake_missed] = 2;
+    before.counters[CB_STAT_wake_missed] = 2; /* of all time */
+    view_make(&v, &now, &before);
+    expect("trouble   0 violations  2 wakes missed  0 watchdog");
+}
+
 Test(view, what_is_not_known_is_a_dash)
 {
     make();

@@ -5,15 +5,15 @@
  * go to the end, none is ever removed. cbctl, the manual and the daemon read this table. */
 /* clang-format off */
 #define CB_STATS_TABLE(X)                                                                         \
-    X(requests_accepted,  COUNTER, "requests", "admitted")                                        \
+    X(requests_accepted,  COUNTER, "requests", "taken in: each then runs, waits or has ended")      \
     X(requests_rejected,  COUNTER, "requests", "refused by intake; the result says why")          \
-    X(requests_finished,  COUNTER, "requests", "ended by eos, a stop or their limit")             \
-    X(requests_cancelled, COUNTER, "requests", "cancelled by their client or an administrator")   \
+    X(requests_finished,  COUNTER, "requests", "ended by eos, a stop, their limit or a full cache") \
+    X(requests_cancelled, COUNTER, "requests", "ended by a cancel of client or administrator, also before their first step") \
     X(requests_deadline,  COUNTER, "requests", "ended by their deadline")                         \
-    X(requests_failed,    COUNTER, "requests", "ended by an error of the daemon's")               \
+    X(requests_failed,    COUNTER, "requests", "ended by an error: not finite, new weights, a device, a hard stop") \
     X(requests_dropped,   COUNTER, "requests", "dropped: their client died, or its lane closed")  \
     X(requests_active,    GAUGE,   "requests", "running now")                                     \
-    X(requests_waiting,   GAUGE,   "requests", "admitted, not yet running")                       \
+    X(requests_waiting,   GAUGE,   "requests", "taken in, not yet running")                        \
     X(tokens_prefill,     COUNTER, "tokens",   "prompt tokens computed")                          \
     X(tokens_decode,      COUNTER, "tokens",   "generated, but for each request's first")         \
     X(tokens_prefix_hit,  COUNTER, "tokens",   "found in the cache, not computed")                \

@@ -443,6 +443,21 @@ static void operate(struct sim *s)
     }
 }
 
+/* Whatever was taken in is somewhere, once. */
+static void check_sums(struct sim *s)
+{
+    static const enum cb_stat parts[] = {CB_STAT_requests_finished, CB_STAT_requests_cancelled,
+                                         CB_STAT_requests_deadline, CB_STAT_requests_failed,
+                                         CB_STAT_requests_dropped,  CB_STAT_requests_active,
+                                         CB_STAT_requests_waiting};
+    uint64_t accepted = cb_stats_get(s->stats.base, CB_STAT_requests_accepted), sum = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
+        sum += cb_stats_get(s->stats.base, parts[i]);
+    if (sum != accepted)
+        sim_fail(s, "%llu requests were accepted, and %llu ended, run or wait",
+                 (unsigned long long)accepted, (unsigned long long)sum);
+}
+
 static void run(struct sim *s)
 {
     uint32_t ending = sim_draw(&s->random, 3); /* 0: all leave; 1: drain; 2: stop */
@@ -451,6 +466,7 @@ static void run(struct sim *s)
         if (sim_draw(&s->random, s->daemon->pauses.is_on ? 8 : 40) == 0)
             operate(s);
         turn(s);
+        check_sums(s);
     }
     if (ending == 0 && !all_over(s))
         sim_fail(s, "after %u turns some clients still wait", TURNS_MOST);
@@ -470,6 +486,7 @@ static void run(struct sim *s)
         return; /* who is still connected is told by the end of its lane */
     for (int i = 0; i < 200 && !s->report->error[0]; i++)
         turn(s);
+    check_sums(s);
     check_empty(s);
 }
 

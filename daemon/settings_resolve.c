@@ -221,12 +221,27 @@ static const char *idle_with_model(const struct settings *set, uint32_t i)
     return NULL;
 }
 
+static const char *idle_with_others(const struct settings *set, uint32_t i)
+{
+    switch (i) {
+    case SETTINGS_ROW_priority_ageing_ms:
+        return is(set->scheduler, "priority") ? NULL : "scheduler is not priority";
+    case SETTINGS_ROW_uid_weights:
+        return is(set->scheduler, "fair") || is(set->scheduler, "auto")
+                   ? NULL
+                   : "scheduler is neither fair nor auto";
+    }
+    return NULL;
+}
+
 const char *settings_idle(const struct settings *set, const struct settings_facts *facts,
                           uint32_t i)
 {
     const char *why = idle_on_backend(facts, i);
     if (!why)
         why = idle_with_model(set, i);
+    if (!why)
+        why = idle_with_others(set, i);
     switch (i) {
     case SETTINGS_ROW_page_size:
         return set->block_size != SETTING_NONE ? "block_size is given" : NULL;

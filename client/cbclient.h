@@ -64,8 +64,8 @@ extern "C" {
 /* ---- what can go wrong ----------------------------------------------------------------------- */
 
 /* 0 is success. -20 to -39 are bad requests: cb_submit gives them where the library sees the fault,
- * else they come in a REJECTED event. -40 to -44 come in an END event whose end is CB_END_ERROR;
- * -45 comes in a REJECTED event. */
+ * else they come in a REJECTED event. -40 to -44 and -46 come in an END event whose end is
+ * CB_END_ERROR; -45 comes in a REJECTED event. */
 enum cb_status {
     CB_OK = 0,
     CB_BUSY = -1,      /* no free slot, ring entry or arena space now: poll, release, try again */

@@ -87,7 +87,7 @@
  X(uid_bytes,              NUMBER,        "1g",      65536, 1099511627776, "bytes", LIVE, "memory of one user's lanes") \
  X(socket_mode,            OCTAL,         "0660",    0600, 0777, "mode",        0,    "mode of the socket; 0600 where the kernel can't refuse descriptors, see socket_trust") \
  X(socket_group,           STRING,        "",        0, 63, "group",            0,    "group of the socket and its directory; empty: the daemon's") \
- X(admin_group,            STRING,        "",        0, 63, "group",            0,    "its members may drain, stop, set and cancel for all; empty: root and the daemon's user only") \
+ X(admin_group,            STRING,        "",        0, 63, "group",            0,    "its members may drain, stop, pause, resume, set, load weights and cancel for all; empty: root and the daemon's user only") \
  X(socket_trust,           BOOL,          "false",   0, 0, "",                  0,    "keep socket_mode on kernels before 6.16, where a client can block the daemon by descriptors") \
  X(drain_timeout,          NUMBER,        "30",      0, 86400, "s",             LIVE, "how long a drain may last before what is left is stopped") \
  X(watchdog_ms,            NUMBER,        "10000",   100, 3600000, "ms",        LIVE, "work that waits so long without progress is logged and counted") \

@@ -411,6 +411,10 @@ Test(start, sigterm_drains)
             struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "drain"));
             cr_expect_eq(o.status, 0, "%s", o.err);
             output_free(&o);
+            o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "stop"));
+            cr_expect_eq(o.status, 0, "a second time: %s", o.err);
+            cr_expect(strstr(o.out, "draining") && strstr(o.out, "active"), "%s", o.out);
+            output_free(&o);
         }
         expect_draining(&s, h);
         for (int k = 0; k < 3; k++) {

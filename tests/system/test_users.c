@@ -110,6 +110,8 @@ static void commands_of_nobody(struct crowd *c, uint32_t i, void *arg)
     command(c, "settings", "", 0);
     command(c, "drain", "", CB_DENIED);
     command(c, "stop", "", CB_DENIED);
+    command(c, "stage-weights", "15", CB_DENIED);
+    command(c, "load-weights", "0123456789abcdef0123456789abcdef", CB_DENIED);
     command(c, "stop", "hard", CB_DENIED);
     command(c, "pause", "", CB_DENIED);
     command(c, "pause", "hold", CB_DENIED);

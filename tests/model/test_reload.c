@@ -200,6 +200,7 @@ Test(reload, what_is_no_model)
     now = answer(m);
     cr_expect(are_alike(&runs, &now));
     free(file);
+    gguf_out_free(o);
     model_free(m);
 }
 

@@ -36,7 +36,9 @@ struct batch {
     struct cb_group group;
     struct item *items; /* [made->outputs.n] */
     size_t n, n_over, n_running;
-    size_t first; /* before it none waits */
+    size_t n_most;    /* as many may run as the daemon did not refuse, and one more with each end */
+    bool was_refused; /* since something was sent */
+    size_t first;     /* before it none waits */
     bool is_cancelled;
     struct cb_bar bar;
     uint64_t moved_ns; /* when something last moved */
@@ -155,12 +157,15 @@ static void ended(struct batch *b, const struct cb_event *event)
     if (event->type == CB_EVENT_REJECTED && event->status == CB_BUSY) { /* others wait: later */
         b->items[i].state = WAITS;
         b->n_running--;
+        b->n_most = b->n_running ? b->n_running : 1;
+        b->was_refused = true;
         b->first = i < b->first ? i : b->first;
         cb_release(b->h, event->id);
         return;
     }
     cb_outputs_take(b->made, i, b->h, event);
     cb_release(b->h, event->id);
+    b->n_most += b->n_most < SIZE_MAX;
     over(b, i);
 }
 
@@ -208,10 +213,10 @@ static void read_prompt(struct batch *b, size_t prompt_idx)
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* Sends what there is room for: 0, or CB_BUSY. */
+/* Sends what there is room for, here and by the daemon's late refusals: 0, or CB_BUSY. */
 static int send_some(struct batch *b)
 {
-    for (; b->first < b->n; b->first++) {
+    for (; b->first < b->n && b->n_running < b->n_most; b->first++) {
         struct item *it = &b->items[b->first];
         if (it->state != WAITS)
             continue;
@@ -268,6 +273,9 @@ static void run(struct batch *b)
             cancelled = true;
             cancel_all(b);
         }
+        if (b->was_refused && !b->n_running) /* the queue is full of others' */
+            nanosleep(&nap, NULL);
+        b->was_refused = false;
         if (!cancelled)
             send_some(b);
         if (b->n_running)
@@ -276,7 +284,8 @@ static void run(struct batch *b)
             nanosleep(&nap, NULL);
         if (r > 0) {
             ended(b, &event);
-            continue;
+            if (!b->was_refused)
+                continue;
         }
         if (r < 0 && r != CB_TIMEOUT) {
             give_up(b, true, r, cb_message());
@@ -344,6 +353,8 @@ static int run_batch(struct batch *b)
     if (!b->made)
         return cb_fail(CB_NO_MEMORY);
     b->n = b->made->outputs.n;
+    b->n_most = SIZE_MAX;
+    b->made->n_top = b->config.top_logprobs;
     b->items = calloc(b->n ? b->n : 1, sizeof(*b->items));
     if (!b->items) {
         cb_outputs_free(&b->made->outputs);

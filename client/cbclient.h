@@ -663,7 +663,12 @@ struct cb_output {
     size_t n_prompt;
     const uint32_t *generated; /* all tokens, the last one (EOS or stop) included */
     size_t n_generated;
-    const float *logprobs;    /* [n_generated], or NULL: not asked for */
+    /* What config asks for, each as the call of its name gives it; else NULL. */
+    const float *logprobs;                            /* [n_generated] */
+    const struct cb_top_logprob *top_logprobs;        /* [n_generated][config's top_logprobs] */
+    const float *prompt_logprobs;                     /* [n_prompt] */
+    const struct cb_top_logprob *prompt_top_logprobs; /* [n_prompt][config's top_logprobs] */
+    const uint32_t *epochs;                           /* [n_generated] */
     const uint64_t *times_ns; /* [n_generated]; NULL without CB_BATCH_TIMES */
     const char *text;         /* 0-terminated; "" without tokens */
     size_t text_bytes;

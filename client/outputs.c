@@ -92,22 +92,29 @@ void cb_outputs_fail(struct cb_outputs_made *m, size_t i, int status, const char
 
 /* What there is to copy, in the handle's memory. */
 struct made {
-    const uint32_t *ids;
+    const uint32_t *ids, *epochs;
     const uint64_t *times;
-    const float *logprobs;
+    const float *logprobs, *prompt_logprobs;
+    const struct cb_top_logprob *top, *prompt_top;
     const char *text;
-    size_t n, n_times, n_logprobs, text_bytes;
+    size_t n, n_scored, text_bytes;
 };
 
 static void look(struct cb_handle *h, uint64_t id, struct made *made)
 {
+    size_t n;
     memset(made, 0, sizeof(*made));
     made->text = "";
     cb_tokens(h, id, &made->ids, &made->n);
-    if (cb_times(h, id, &made->times, &made->n_times) || made->n_times < made->n)
+    if (cb_times(h, id, &made->times, &n) || n < made->n)
         made->times = NULL;
-    if (cb_logprobs(h, id, &made->logprobs, NULL, &made->n_logprobs) || made->n_logprobs < made->n)
-        made->logprobs = NULL;
+    if (cb_epochs(h, id, &made->epochs, &n) || n < made->n)
+        made->epochs = NULL;
+    if (cb_logprobs(h, id, &made->logprobs, &made->top, &n) || n < made->n)
+        made->logprobs = NULL, made->top = NULL;
+    if (cb_prompt_logprobs(h, id, &made->prompt_logprobs, &made->prompt_top, &made->n_scored) ||
+        !made->n_scored)
+        made->prompt_logprobs = NULL, made->prompt_top = NULL, made->n_scored = 0;
     if (cb_text_all(h, id, &made->text, &made->text_bytes)) {
         made->text = "";
         made->text_bytes = 0;
@@ -129,15 +136,22 @@ static bool copy(struct cb_outputs_made *m, size_t i, const struct made *made, c
 {
     struct cb_output *o = &m->v[i];
     size_t error_bytes = error ? strlen(error) + 1 : 0;
+    size_t n = made->n, n_scored = made->n_scored;
+    size_t top_bytes = n * m->n_top * sizeof(*made->top);
+    size_t prompt_top_bytes = n_scored * m->n_top * sizeof(*made->top);
     char *at = m->copies[i] =
-        malloc(made->n * (sizeof(uint64_t) + sizeof(float) + sizeof(uint32_t)) + made->text_bytes +
-               1 + error_bytes);
+        malloc(n * (sizeof(uint64_t) + sizeof(float) + 2 * sizeof(uint32_t)) + top_bytes +
+               n_scored * sizeof(float) + prompt_top_bytes + made->text_bytes + 1 + error_bytes);
     if (!at)
         return false;
-    o->n_generated = made->n;
-    o->times_ns = put(&at, made->times, made->n * sizeof(uint64_t));
-    o->logprobs = put(&at, made->logprobs, made->n * sizeof(float));
-    o->generated = put(&at, made->ids, made->n * sizeof(uint32_t));
+    o->n_generated = n;
+    o->times_ns = put(&at, made->times, n * sizeof(uint64_t));
+    o->logprobs = put(&at, made->logprobs, n * sizeof(float));
+    o->top_logprobs = put(&at, made->top, top_bytes);
+    o->prompt_logprobs = put(&at, made->prompt_logprobs, n_scored * sizeof(float));
+    o->prompt_top_logprobs = put(&at, made->prompt_top, prompt_top_bytes);
+    o->epochs = put(&at, made->epochs, n * sizeof(uint32_t));
+    o->generated = put(&at, made->ids, n * sizeof(uint32_t));
     o->text_bytes = made->text_bytes;
     o->text = put(&at, made->text, made->text_bytes);
     *at++ = 0;

@@ -11,7 +11,7 @@ struct cb_outputs_made {
     struct cb_outputs outputs; /* what the caller gets; cb_outputs_free frees all */
     struct cb_output *v;
     size_t n_prompts;
-    uint32_t n_sequences;
+    uint32_t n_sequences, n_top; /* n_top: top_logprobs of them */
     char (*names)[48];
     void **copies;         /* [n]: what an output points to */
     uint32_t **prompt_ids; /* [n_prompts] */

@@ -45,6 +45,8 @@ struct generate {
     struct cb_handle *h;
     struct place *places; /* [n_places] */
     uint32_t n_places, n_taken, n_running;
+    uint32_t n_most;  /* as many may run as the daemon did not refuse, and one more with each end */
+    bool was_refused; /* since something was sent */
     size_t n_lines, n_read, n_prompts; /* lines read, and prompts among them */
     size_t n_total;                    /* prompts of the file; 0: unknown    */
     size_t n_answered, n_failed, n_skipped;
@@ -200,6 +202,8 @@ static void ended(struct generate *g, const struct cb_event *event)
     } else if (event->type == CB_EVENT_REJECTED && event->status == CB_BUSY) {
         cb_release(g->h, event->id);
         at->state = WAITS; /* others wait as well: later */
+        g->n_most = g->n_running ? g->n_running : 1;
+        g->was_refused = true;
         return;
     } else if (event->end != CB_END_CANCELLED || !interrupted) {
         struct cb_result result = {0};
@@ -214,6 +218,7 @@ static void ended(struct generate *g, const struct cb_event *event)
         g->n_tokens += result.n_generated;
     }
     cb_release(g->h, event->id);
+    g->n_most += g->n_most < g->n_places;
     if (o)
         answer(g, at, o);
     else
@@ -228,6 +233,8 @@ static int send_one(struct generate *g, struct place *at)
     struct prompt *p = &at->list.v[0];
     int r = p->fault ? CB_INVALID : 0;
 
+    if (g->n_running >= g->n_most)
+        return CB_BUSY;
     if (!r && p->text && !p->ids)
         r = prompt_tokenize(p, g->h, g->asked.chat, g->asked.system);
     if (!r) {
@@ -260,7 +267,7 @@ static void send_some(struct generate *g)
         while (at->state != RUNS && !interrupted && !g->is_broken) {
             if (at->state == FREE) {
                 if (!read_prompt(g, at))
-                    return;
+                    break; /* the places behind it may hold prompts that were refused */
                 at->state = WAITS;
                 g->n_taken++;
             }
@@ -286,6 +293,9 @@ static void run_all(struct generate *g)
         struct cb_event event;
         int r;
 
+        if (g->was_refused && !g->n_running)
+            nanosleep(&nap, NULL);
+        g->was_refused = false;
         send_some(g);
         if ((interrupted || g->is_broken) && !cancelled) {
             cancel_all(g);
@@ -392,7 +402,7 @@ static bool begin(struct generate *g)
         cbctl_complain(&g->ctl, "%s", cb_message());
         return false;
     }
-    g->n_places = info.n_slots;
+    g->n_places = g->n_most = info.n_slots;
     g->places = calloc(g->n_places, sizeof *g->places);
     if (!g->places)
         cbctl_complain(&g->ctl, "out of memory");

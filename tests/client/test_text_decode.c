@@ -279,3 +279,25 @@ Test(decode, changes_nothing_when_the_end_does_not_fit)
     expect(&r, "STO");
     fixture_fini(&f);
 }
+
+/* Whatever the length of the answer, what waits in the decoder is what a stop may yet need. */
+Test(decode, holds_no_more_after_60000_tokens)
+{
+    struct text_fixture f = fixture_bytes(CB_PRE_GPT2, 0);
+    static const char text[] = "STSTO\xc3";
+    static struct cb_stops stops;
+    struct reader r;
+    size_t n = 0;
+    stops_of(&stops, "STOP", "TOS!");
+    start(&r, f.vocab, &stops, 0);
+    for (size_t i = 0; i < 60000; i++) {
+        feed(&r, &text[i % (sizeof text - 1)], 1);
+        n += r.n;
+        r.n = 0; /* read, as a client does */
+        cr_assert_leq(r.d.place.n_held, 3, "token %zu", i);
+        cr_assert_lt(r.d.place.n_tail, CB_UTF8_BYTES_MAX, "token %zu", i);
+    }
+    cr_assert_gt(n, 60000u);
+    cr_assert_eq(r.r, 0);
+    fixture_fini(&f);
+}

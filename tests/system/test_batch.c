@@ -56,6 +56,8 @@ static void alike(const char *const *settings)
                      "prompt %u", i);
         cb_outputs_free(one);
     }
+    /* As many as there are slots, then one with each end; not one with each look. */
+    cr_expect_leq(system_counter(&s, "requests_rejected"), 64 + 2 * N_PROMPTS);
     cb_outputs_free(all);
     cb_close(h);
     system_settle(&s);
@@ -66,6 +68,69 @@ static void alike(const char *const *settings)
 Test(batch, of_many_is_as_of_one)
 {
     alike(SETTINGS("--model", "null"));
+}
+
+/* Whatever a request can tell of its tokens, its output has. */
+Test(batch, outputs_have_what_was_asked_for)
+{
+    enum { TOP = 2, N_IDS = 3 };
+    static const uint32_t ids[N_IDS] = {5, 6, 7};
+    const struct cb_prompt prompt = {.ids = ids, .n_ids = N_IDS};
+    const struct cb_top_logprob *top, *prompt_top;
+    const float *logprobs, *prompt_logprobs;
+    const uint32_t *epochs;
+    struct cb_request config, request;
+    struct cb_outputs *outputs;
+    struct cb_event event;
+    struct cb_batch batch;
+    struct system s;
+    uint64_t id;
+    size_t n;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null"));
+    struct cb_handle *h = system_open(&s, NULL);
+    cb_request_init(&config);
+    config.flags = CB_LOGPROBS | CB_PROMPT_LOGPROBS | CB_EPOCHS;
+    config.top_logprobs = TOP;
+    config.max_new_tokens = N_NEW;
+    cb_batch_init(&batch);
+    batch.prompts = &prompt;
+    batch.n_prompts = 1;
+    batch.config = &config;
+    cr_assert_eq(cb_generate_batch(h, &batch, &outputs), 0, "%s", cb_message());
+    const struct cb_output *o = &outputs->v[0];
+    cr_assert(o->n_generated == N_NEW && o->logprobs && o->top_logprobs && o->prompt_logprobs &&
+              o->prompt_top_logprobs && o->epochs && !o->times_ns);
+    request = config;
+    request.flags |= CB_FINAL_ONLY;
+    request.ids = ids;
+    request.n_ids = N_IDS;
+    cr_assert_eq(cb_submit(h, &request, &id), 0, "%s", cb_message());
+    cr_assert_eq(cb_wait(h, id, &event, -1), 1);
+    cr_assert_eq(cb_logprobs(h, id, &logprobs, &top, &n), 0);
+    cr_assert_eq(n, N_NEW);
+    cr_assert_eq(cb_prompt_logprobs(h, id, &prompt_logprobs, &prompt_top, &n), 0);
+    cr_assert_eq(n, N_IDS);
+    cr_assert_eq(cb_epochs(h, id, &epochs, &n), 0);
+    cr_expect(!memcmp(o->logprobs, logprobs, N_NEW * sizeof *logprobs));
+    cr_expect(!memcmp(o->top_logprobs, top, N_NEW * TOP * sizeof *top));
+    cr_expect(!memcmp(o->prompt_logprobs, prompt_logprobs, N_IDS * sizeof *prompt_logprobs));
+    cr_expect(!memcmp(o->prompt_top_logprobs, prompt_top, N_IDS * TOP * sizeof *prompt_top));
+    cr_expect(!memcmp(o->epochs, epochs, N_NEW * sizeof *epochs));
+    cb_release(h, id);
+    cb_outputs_free(outputs);
+    /* A second batch, of another configuration, acts by that one. */
+    config.flags = 0;
+    config.top_logprobs = 0;
+    config.max_new_tokens = 2;
+    cr_assert_eq(cb_generate_batch(h, &batch, &outputs), 0, "%s", cb_message());
+    o = &outputs->v[0];
+    cr_expect(o->n_generated == 2 && !o->logprobs && !o->top_logprobs && !o->prompt_logprobs &&
+              !o->prompt_top_logprobs && !o->epochs);
+    cb_outputs_free(outputs);
+    cb_close(h);
+    system_settle(&s);
+    system_fini(&s);
 }
 
 Test(batch, asks_again_where_others_wait)
@@ -145,6 +210,25 @@ static void expect_same(json_t *a[], json_t *b[], uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
         cr_assert(json_equal(json_object_get(a[i], "ids"), json_object_get(b[i], "ids")), "%u", i);
+}
+
+Test(batch, a_file_is_sent_again_only_as_others_end)
+{
+    enum { N = 200 };
+    struct system s;
+    char in[96], out[104];
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--max_queue_size", "1", "--null_step_us", "300"));
+    write_prompts(&s, in, N, 0);
+    snprintf(out, sizeof out, "%s.out", in);
+    struct output o = batch(&s, in, out);
+    cr_expect_eq(o.status, 1, "%s", o.err); /* one line makes no sense */
+    cr_expect_leq(system_counter(&s, "requests_rejected"), 64 + 2 * N);
+    output_free(&o);
+    unlink(in);
+    unlink(out);
+    system_settle(&s);
+    system_fini(&s);
 }
 
 Test(batch, a_file_is_answered_line_by_line)

@@ -254,7 +254,7 @@ soak-null: all $(BUILD)/tests/test_system ## Serve SOAK_REQUESTS (a million) of 
 C_FILES = $(shell git ls-files '*.c' '*.h')
 format: ## Let clang-format settle the spacing of every C file
 	@clang-format -i $(C_FILES)
-lint: ## Spacing, manual pages, tests/faults.txt, cbclient.h as C++, and clang's warnings over the whole tree
+lint: ## Spacing, manual pages, tests/faults.txt and edge-cases.txt, cbclient.h as C++, and clang's warnings over the whole tree
 	@clang-format --dry-run -Werror $(C_FILES)
 	mandoc -T lint -W warning $(wildcard $(addsuffix /*.[1-8],shm client daemon tools))
 	tests/faults.sh

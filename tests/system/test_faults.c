@@ -143,7 +143,7 @@ Test(faults, cancelling_all_ends_each_in_whatever_phase_it_is)
     system_init(&s);
     system_start(&s,
                  SETTINGS("--model", "null", "--null_step_us", "2000", "--max_batch_tokens", "64",
-                          "--max_requests_per_batch", "2", "--allow_block_sharing", "false"));
+                          "--max_requests_per_batch", "2"));
     for (uint32_t round = 0; round < 10; round++) {
         struct cb_handle *h = system_open(&s, NULL);
         memset(answers, 0, sizeof answers);
@@ -270,6 +270,34 @@ Test(faults, nobody_gets_a_token_that_was_meant_for_another)
         }
     }
     cr_expect_gt(n_cancelled, 3, "only %u were cancelled", n_cancelled);
+    cb_close(h);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+/* Its blocks are complete with the prompt, though it leaves in the step that ends it. */
+Test(faults, a_prompt_of_one_answer_token_is_found_again)
+{
+    struct system s;
+    struct cb_handle *h;
+    struct cb_result result;
+    uint32_t ids[N_PROMPT];
+
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--page_size", "16"));
+    h = system_open(&s, NULL);
+    prompt_fill(ids, N_PROMPT, 3);
+    for (uint32_t i = 0; i < 2; i++) {
+        uint64_t id = submit(h, ids, N_PROMPT, 1);
+        struct answer a = {.n = 0};
+
+        while (a.end == CB_END_NONE)
+            await(h, id, IDS_MAX, &a);
+        cr_expect_eq(a.n, 1);
+        cr_assert_eq(cb_result(h, id, &result), 0);
+        cr_expect_eq(result.n_prefix_hit, i ? N_PROMPT / 16 * 16 : 0);
+        cr_assert_eq(cb_release(h, id), 0);
+    }
     cb_close(h);
     system_settle(&s);
     system_fini(&s);

@@ -143,7 +143,7 @@ Test(faults, cancelling_all_ends_each_in_whatever_phase_it_is)
     system_init(&s);
     system_start(&s,
                  SETTINGS("--model", "null", "--null_step_us", "2000", "--max_batch_tokens", "64",
-                          "--max_requests_per_batch", "2"));
+                          "--max_requests_per_batch", "2", "--allow_block_sharing", "false"));
     for (uint32_t round = 0; round < 10; round++) {
         struct cb_handle *h = system_open(&s, NULL);
         memset(answers, 0, sizeof answers);

@@ -140,7 +140,14 @@ int cmd_admin(const struct cbctl *ctl, int argc, char **argv)
     free(words);
     if (r)
         return CBCTL_USAGE;
-    if (ps.n_arguments < form->least || ps.n_arguments > form->most || ps.too_long) {
+    if (ps.too_long && ps.n_arguments <= form->most) {
+        cbctl_complain(ctl,
+                       "the arguments have more than %zu bytes, which is what a command holds; "
+                       "longer values can be given when the daemon starts only",
+                       sizeof ps.argument - 1);
+        return CBCTL_USAGE;
+    }
+    if (ps.n_arguments < form->least || ps.n_arguments > form->most) {
         cbctl_complain(ctl, "usage: cbctl %s %s", form->command,
                        form->arguments ? form->arguments : "");
         return CBCTL_USAGE;

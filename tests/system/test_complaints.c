@@ -129,6 +129,12 @@ Test(complaints, complaints_name_command_and_bounds)
     complains(&s, NULL, SETTINGS("cancel", "-x"), 2, "cbctl cancel --help");
     complains(&s, NULL, SETTINGS("settings", "drain_timeout", "-1"), 1,
               "drain_timeout is '-1', not a number; allowed: 0..86400 s");
+    char weights[300]; /* as many users as a setting may name, but not a command */
+    memset(weights, '1', sizeof weights - 1);
+    weights[sizeof weights - 1] = 0;
+    complains(&s, NULL, SETTINGS("set", "uid_weights", weights), 2, "more than 207 bytes");
+    weights[206 - strlen("uid_weights")] = 0; /* just fits, for the daemon to judge */
+    complains(&s, NULL, SETTINGS("set", "uid_weights", weights), 1, "uid_weights");
     complains(&s, NULL, SETTINGS("run", "--stop", "", "a"), 2, "--stop is empty");
     for (int i = 0; i < 5; i++) {
         static const char *const places[] = {"abc", "", ":", "1:", "1:2:3"};

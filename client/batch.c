@@ -16,16 +16,16 @@
 #include "client/bar.h"
 #include "client/outputs.h"
 
-#define LOOK_MS   200 /* between two looks at what moves without an event */
-#define NAP_NS    5000000
-#define MS        1000000u
-#define SEED_BITS 53 /* as drawn ones: a reader of JSON can give it back */
+#define LOOK_MS 200 /* between two looks at what moves without an event */
+#define NAP_NS  5000000
+#define MS      1000000u
 
 enum state { WAITS, RUNS, OVER };
 
 struct item {
     enum state state;
-    uint64_t id; /* RUNS */
+    uint64_t id;   /* RUNS */
+    bool is_alone; /* it was refused among others of its prompt: goes by itself */
 };
 
 struct batch {
@@ -87,17 +87,6 @@ static const char *not_allowed(const struct batch *b, const struct cb_prompt *p)
     return NULL;
 }
 
-/* The same for all sequences of a prompt but the first, which keeps the one given. */
-static uint64_t seed_of(uint64_t seed, uint32_t sequence)
-{
-    uint64_t z = seed + sequence * 0x9e3779b97f4a7c15u; /* splitmix64 */
-    if (!sequence)
-        return seed;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return (z ^ z >> 31) >> (64 - SEED_BITS);
-}
-
 static struct cb_request request_of(const struct batch *b, size_t i)
 {
     const struct cb_output *o = &b->made->v[i];
@@ -105,8 +94,7 @@ static struct cb_request request_of(const struct batch *b, size_t i)
     struct cb_request r = b->config;
     r.ids = o->prompt_ids;
     r.n_ids = o->n_prompt;
-    if (r.flags & CB_HAS_SEED)
-        r.seed = seed_of(r.seed, o->sequence);
+    r.child_idx += o->sequence;
     if (p->temperature)
         r.temperature = *p->temperature;
     if (p->top_k)
@@ -153,9 +141,14 @@ static void give_up(struct batch *b, bool running_too, int status, const char *w
 
 static void ended(struct batch *b, const struct cb_event *event)
 {
-    size_t i = (size_t)event->user;
-    if (event->type == CB_EVENT_REJECTED && event->status == CB_BUSY) { /* others wait: later */
-        b->items[i].state = WAITS;
+    size_t i = (size_t)event->user; /* that of the first it was sent with */
+    while (b->items[i].id != event->id)
+        i++;
+    struct item *it = &b->items[i];
+    bool is_quota = event->status == CB_QUOTA && !it->is_alone;
+    if (event->type == CB_EVENT_REJECTED && (is_quota || event->status == CB_BUSY)) {
+        it->is_alone = it->is_alone || is_quota; /* else others wait: later */
+        it->state = WAITS;
         b->n_running--;
         b->n_most = b->n_running ? b->n_running : 1;
         b->was_refused = true;
@@ -213,26 +206,59 @@ static void read_prompt(struct batch *b, size_t prompt_idx)
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* Sends what there is room for, here and by the daemon's late refusals: 0, or CB_BUSY. */
-static int send_some(struct batch *b)
+/* How many from this one on can be one request: they wait, and are of one prompt. */
+static uint32_t family_of(const struct batch *b, size_t i)
 {
-    for (; b->first < b->n && b->n_running < b->n_most; b->first++) {
-        struct item *it = &b->items[b->first];
-        if (it->state != WAITS)
-            continue;
-        struct cb_request r = request_of(b, b->first);
-        r.user = b->first;
-        b->made->v[b->first].created_ns = cb_now_ns();
-        int status = cb_group_submit(b->h, &b->group, &r, &it->id);
-        if (status == CB_BUSY)
-            return status;
+    size_t prompt_idx = b->made->v[i].prompt_idx;
+    uint32_t n = 1, most = b->h->geometry.n_slots < CB_CHILDREN_MAX ? b->h->geometry.n_slots
+                                                                    : CB_CHILDREN_MAX;
+    while (n < most && !b->items[i].is_alone && i + n < b->n &&
+           b->made->v[i + n].prompt_idx == prompt_idx && b->items[i + n].state == WAITS &&
+           !b->items[i + n].is_alone)
+        n++;
+    return n;
+}
+
+/* Sends n of one prompt in one: 0, CB_BUSY, or they have failed. */
+static int send_family(struct batch *b, size_t first, uint32_t n)
+{
+    struct cb_request r = request_of(b, first);
+    uint64_t id = 0, now = cb_now_ns();
+    r.user = first;
+    r.n = n;
+    int status = cb_group_submit(b->h, &b->group, &r, &id);
+    if (status == CB_BUSY)
+        return status;
+    for (size_t i = first; i < first + n; i++) {
         if (status) {
-            b->made->v[b->first].created_ns = 0;
-            failed(b, b->first, status, cb_message());
+            failed(b, i, status, cb_message());
             continue;
         }
-        it->state = RUNS;
+        b->made->v[i].created_ns = now;
+        b->items[i].id = id + (i - first);
+        b->items[i].state = RUNS;
         b->n_running++;
+    }
+    return status;
+}
+
+/* Sends what there is room for, here and by the daemon's late refusals: 0, or CB_BUSY. What is of one prompt goes in one, where there are so
+ * many slots in a row; in pieces, if none of ours could make them free. What is drawn is the same. */
+static int send_some(struct batch *b)
+{
+    while (b->first < b->n && b->n_running < b->n_most) {
+        uint32_t n = b->items[b->first].state == WAITS ? family_of(b, b->first) : 1;
+        n = n < b->n_most - b->n_running ? n : (uint32_t)(b->n_most - b->n_running);
+        if (b->items[b->first].state == WAITS) {
+            int status = send_family(b, b->first, n);
+            while (status == CB_BUSY && n > 1 && !b->n_running) {
+                n /= 2;
+                status = send_family(b, b->first, n);
+            }
+            if (status == CB_BUSY)
+                return status;
+        }
+        b->first += n;
     }
     return 0;
 }

@@ -135,6 +135,8 @@ enum cb_limit {
     CB_LIMIT_POOL = 12,           /* tokens of this lane's results (cb_options.pool_bytes) */
     CB_LIMIT_UID_WAITING = 13,    /* prompt tokens of this user (uid_waiting_tokens) */
     CB_LIMIT_HELD_TOKENS = 14,    /* prompts and limits of all requests (max_held_tokens) */
+    CB_LIMIT_UID_REQUESTS = 15,   /* requests of this user at once (uid_requests) */
+    CB_LIMIT_REQUESTS = 16,       /* requests of all users at once (max_requests) */
 };
 
 /* What CB_BAD_PARAMETER is about: its detail[0] is one of these, detail[1] the value: the bits of a
@@ -381,6 +383,8 @@ struct cb_request {
                                  until they make up this much; 1, the default: off */
     uint32_t top_logprobs;    /* 0 to 20: the log-probabilities of so many best tokens too */
     uint32_t on_new_weights;  /* enum cb_on_new_weights */
+    uint32_t n;         /* sequences of the prompt: 1, the default, to 64, and n_slots; 0: 1 */
+    uint32_t child_idx; /* of the first: each draws by seed and its own */
 };
 
 static inline void cb_request_init(struct cb_request *request)
@@ -392,11 +396,20 @@ static inline void cb_request_init(struct cb_request *request)
     request->repetition_penalty = 1.0f;
     request->typical_p = 1.0f;
     request->first_id = CB_NO_TOKEN;
+    request->n = 1;
 }
 
 /* Sends a request; *idp gets its id, > 0 and never used again on this handle. Everything given is
- * copied. 0, or the request does not exist and *idp is 0:
- *   CB_BUSY           no slot, ring entry or room for the prompt now
+ * copied.
+ *
+ * With n above 1 these are n requests, all of them or none, with the ids *idp, *idp + 1, ...: each has
+ * a slot, tokens, events, a cancel and a release of its own. The prompt is computed once. What
+ * sequence i draws depends on seed and child_idx + i alone: to have one again, ask for n 1 with that
+ * child_idx. n_slots, quotas and limits count each of them.
+ *
+ * 0, or the request does not exist and *idp is 0:
+ *   CB_BUSY           no slot, ring entry or room for the prompt now; or, with n above 1, no n slots
+ *                     in a row, though so many may be free apart: release more, or ask for fewer
  *   CB_EMPTY_PROMPT CB_BAD_TOKEN CB_TOO_LONG CB_BAD_TEMPERATURE CB_BAD_TOP_P CB_BAD_TOP_K
  *   CB_BAD_STOP CB_BAD_PARAMETER CB_BAD_UTF8 CB_BAD_NUL CB_NO_TEMPLATE CB_INVALID
  *   CB_VERSION        the daemon is older than what is asked for
@@ -720,7 +733,7 @@ struct cb_batch {
      * cb_request_init leaves it, greedy and without a limit. */
     const struct cb_request *config;
     uint32_t max_new_tokens; /* of each sequence; CB_NO_LIMIT, the default: config's */
-    uint32_t n_sequences;    /* of each prompt, each with a seed of its own; 1 by default */
+    uint32_t n_sequences;    /* of each prompt; sequence i draws as child_idx i; 1 by default */
     uint32_t flags;          /* CB_BATCH_ */
     int32_t progress_fd;     /* a bar is drawn there if it is a terminal; -1, the default: none */
     cb_progress_fn *progress;

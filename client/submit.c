@@ -38,8 +38,8 @@ struct prepared {
     struct cb_group *group; /* NULL: none */
     uint32_t flags;         /* the request's, with the daemon's defaults */
     const uint32_t *ids;
-    uint32_t *own_ids; /* NULL: ids are the caller's */
-    struct cb_text *text;
+    uint32_t *own_ids;                      /* NULL: ids are the caller's */
+    struct cb_text *texts[CB_CHILDREN_MAX]; /* NULL: none */
     size_t option_bytes;
     unsigned char *options; /* few, or of the heap */
     alignas(8) unsigned char few[OPTIONS_BYTES];
@@ -48,7 +48,8 @@ struct prepared {
 static void prepared_fini(struct prepared *p)
 {
     free(p->own_ids);
-    cb_text_free(p->text);
+    for (uint32_t i = 0; i < p->entry.n_children; i++)
+        cb_text_free(p->texts[i]);
     if (p->options != p->few)
         free(p->options);
 }
@@ -138,8 +139,8 @@ static int prepare_stops(struct cb_handle *h, struct prepared *p,
     if (request->n_stops > CB_STOPS_MAX)
         return cb_fail_with(CB_BAD_STOP, (uint32_t)request->n_stops, CB_STOPS_MAX);
     r = check_ids(request->stop_ids, request->n_stop_ids, h->geometry.n_vocab);
-    if (!r && request->n_stops)
-        r = cb_text_new(&p->text, h, request->stops, request->n_stops, request->flags);
+    for (uint32_t i = 0; !r && request->n_stops && i < p->entry.n_children; i++)
+        r = cb_text_new(&p->texts[i], h, request->stops, request->n_stops, request->flags);
     if (r)
         return r;
     for (size_t i = 0; i < request->n_stops; i++)
@@ -196,13 +197,31 @@ static int prepare_options(struct cb_handle *h, struct prepared *p)
     return r;
 }
 
+static int prepare_children(const struct cb_handle *h, struct prepared *p)
+{
+    const struct cb_request *request = p->request;
+    uint32_t n = request->n ? request->n : 1;
+    if (n > CB_CHILDREN_MAX || n > h->geometry.n_slots)
+        return cb_fail_at("cb_request.n is above 64, or above the handle's slots", CB_INVALID, 0,
+                          0);
+    if (request->child_idx > UINT32_MAX - n)
+        return cb_fail_at("cb_request.child_idx", CB_INVALID, 0, 0);
+    if ((n > 1 || request->child_idx) && !(h->features & CB_FEATURE_CHILDREN))
+        return cb_fail(CB_VERSION);
+    p->entry.n_children = n;
+    p->entry.child_idx = request->child_idx;
+    memset(p->texts, 0, n * sizeof(*p->texts));
+    return 0;
+}
+
 static int prepare(struct cb_handle *h, const struct cb_request *request, struct prepared *p)
 {
     struct cb_request_entry *e = &p->entry;
     size_t n = 0;
     int r;
+    cb_message_init(e);
+    e->n_children = 0; /* nothing is made for any yet */
     p->own_ids = NULL;
-    p->text = NULL;
     p->options = p->few;
     p->option_bytes = 0;
     p->request = request;
@@ -211,6 +230,8 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
         return cb_fail_at("cb_request.size; use cb_request_init", CB_INVALID, 0, 0);
     r = check_sampling(request);
     if (!r)
+        r = prepare_children(h, p);
+    if (!r)
         r = cb_prompt_ids(h, request, &p->ids, &p->own_ids, &n);
     if (!r)
         r = check_length(h, n, request->max_new_tokens);
@@ -218,7 +239,6 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
         r = check_ids(p->ids, n, h->geometry.n_vocab);
     if (!r)
         r = prepare_options(h, p);
-    cb_message_init(e);
     if (!r)
         r = cb_planes_of(h, request, p->flags, &e->planes);
     if (r)
@@ -262,7 +282,7 @@ static uint64_t next_seed_locked(struct cb_handle *h)
 static int take_arena_locked(struct cb_handle *h, struct prepared *p, uint64_t *offp)
 {
     uint64_t prompt_bytes = ((uint64_t)p->entry.n_prompt * 4 + 7) & ~(uint64_t)7;
-    if (!cb_lane_client_can_submit(h->lane) ||
+    if (!cb_lane_client_can_submit(h->lane, p->entry.n_children) ||
         cb_arena_take(&h->arena, prompt_bytes + p->option_bytes, offp))
         return CB_BUSY;
     p->entry.prompt_off = *offp;
@@ -270,19 +290,29 @@ static int take_arena_locked(struct cb_handle *h, struct prepared *p, uint64_t *
     return 0;
 }
 
-static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_off)
+/* The first child's; the others' follow, for all have one generation, and count as many wraps. */
+static uint64_t new_id_locked(const struct cb_handle *h, const struct cb_request_entry *e)
+{
+    uint64_t wraps = 0;
+    for (uint32_t i = 0; i < e->n_children; i++) {
+        uint64_t last = h->held[e->slot + i].last_id;
+        uint64_t mine = (last >> 36) + (e->gen <= CB_ID_GEN(last));
+        wraps = mine > wraps ? mine : wraps;
+    }
+    return wraps << 36 | (uint64_t)e->gen << 12 | e->slot;
+}
+
+/* Child i. The prompt's room is the first one's: all are answered in one. */
+static void hold_locked(struct cb_handle *h, struct prepared *p, uint32_t i, uint64_t id,
+                        uint64_t arena_off)
 {
     const struct cb_request *request = p->request;
-    struct cb_held *q = &h->held[p->entry.slot];
-    uint64_t wraps = q->last_id >> 36, id;
-    if (p->entry.gen <= CB_ID_GEN(q->last_id))
-        wraps++;
-    id = wraps << 36 | (uint64_t)p->entry.gen << 12 | p->entry.slot;
+    struct cb_held *q = &h->held[p->entry.slot + i];
     q->last_id = id;
     q->state = CB_REQUEST_SENT;
     q->flags = p->flags;
     q->abandoned = q->told = q->is_cut = q->busy = q->listed = false;
-    q->has_arena = true;
+    q->has_arena = i == 0;
     q->arena_off = arena_off;
     q->user = request->user;
     q->seed = p->entry.seed;
@@ -294,12 +324,12 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint64_t arena_
     q->detail[0] = q->detail[1] = 0;
     q->ids = NULL;
     q->times = NULL;
-    q->text = p->text;
+    q->text = p->texts[i];
     q->group = p->group;
     q->handler = request->handler;
     q->handler_arg = request->handler_arg;
     q->next = q->prev = NULL;
-    p->text = NULL; /* moved */
+    p->texts[i] = NULL; /* moved */
     h->n_unended++;
     atomic_store_explicit(&q->id, id, memory_order_release);
 }
@@ -339,8 +369,9 @@ static int send_locked(struct cb_handle *h, struct prepared *p, uint64_t *idp, i
         return CB_LOST;
     }
     *ringp |= r;
-    hold_locked(h, p, off);
-    *idp = h->held[p->entry.slot].last_id;
+    *idp = new_id_locked(h, &p->entry);
+    for (uint32_t i = 0; i < p->entry.n_children; i++)
+        hold_locked(h, p, i, *idp + i, off);
     return 0;
 }
 

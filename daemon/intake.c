@@ -1,4 +1,4 @@
-/* Cost is counted in work: an entry is one unit and each 64 ids of its prompt and its options
+/* Cost is counted in work: a child of an entry is one unit and each 64 ids of its prompt and its options
  * another, which is about what copying and checking them takes. A uid's round is QUANTUM units;
  * what it did not use is not saved up, what it used too much (the last prompt may be long) it owes
  * in the next round. */
@@ -87,8 +87,10 @@ static int entry_check(const struct intake *i, const struct client *cl,
     if (is_open && entry->max_new_tokens > cb_lane_tokens_max(cl->lane, entry))
         entry->max_new_tokens = cb_lane_tokens_max(cl->lane, entry);
     uint64_t n_tokens = (uint64_t)entry->n_prompt + entry->max_new_tokens;
-    if (n_tokens > i->config.settings->max_held_tokens)
+    if (n_tokens > i->config.settings->max_held_tokens / entry->n_children)
         return cb_over(CB_LIMIT_HELD_TOKENS, i->config.settings->max_held_tokens, detail);
+    if (entry->n_children > i->config.settings->max_requests)
+        return cb_over(CB_LIMIT_REQUESTS, i->config.settings->max_requests, detail);
     if (n_tokens > most) {
         uint32_t page = i->config.page_size;
         detail[0] = (uint32_t)((n_tokens + page - 1) / page);
@@ -98,16 +100,17 @@ static int entry_check(const struct intake *i, const struct client *cl,
     return 0;
 }
 
-/* The last eighth of the engine's room, in requests and in tokens, is for users who have less than
- * an eighth of it: a flood of one leaves others a way in. */
-static bool takes_the_last(const struct intake *i, const struct quota *q, uint64_t n_tokens)
+/* The last eighth of the engine's room, in requests and in tokens, is for users who have less than an
+ * eighth of it: a flood of one leaves others a way in. */
+static bool takes_the_last(const struct intake *i, const struct quota *q, uint32_t n_children,
+                           uint64_t n_tokens)
 {
     const struct settings *set = i->config.settings;
     uint64_t n_requests = set->max_requests - set->max_requests / LAST_SHARE;
     uint64_t n_held = set->max_held_tokens - set->max_held_tokens / LAST_SHARE;
     if (set->max_requests < LAST_SHARE || q->use.n_requests < set->max_requests / LAST_SHARE)
         return false;
-    return i->n_requests >= n_requests || i->n_held_tokens + n_tokens > n_held;
+    return i->n_requests + n_children > n_requests || i->n_held_tokens + n_tokens > n_held;
 }
 
 /* 0; CB_LANE_WAITS: the uid has used up what it may have now; or a negative cb_status: it may never
@@ -117,11 +120,15 @@ static int quota_allows(const struct intake *i, const struct client *cl,
 {
     const struct settings *set = i->config.settings;
     const struct quota *q = cl->quota;
-    if (entry->n_prompt > set->uid_waiting_tokens)
+    uint32_t n = entry->n_children;
+    uint64_t n_prompt = (uint64_t)n * entry->n_prompt; /* each child may be the one that stays */
+    if (n_prompt > set->uid_waiting_tokens)
         return cb_over(CB_LIMIT_UID_WAITING, set->uid_waiting_tokens, detail);
-    if (q->use.n_requests >= set->uid_requests ||
-        q->use.waiting_tokens + entry->n_prompt > set->uid_waiting_tokens ||
-        takes_the_last(i, q, (uint64_t)entry->n_prompt + entry->max_new_tokens))
+    if (n > set->uid_requests)
+        return cb_over(CB_LIMIT_UID_REQUESTS, set->uid_requests, detail);
+    if (q->use.n_requests + n > set->uid_requests ||
+        q->use.waiting_tokens + n_prompt > set->uid_waiting_tokens ||
+        takes_the_last(i, q, n, n_prompt + (uint64_t)n * entry->max_new_tokens))
         return CB_LANE_WAITS;
     return 0;
 }
@@ -206,8 +213,9 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
                   bool is_open, uint32_t detail[2])
 {
     uint64_t now = clock_now(i->config.clock);
-    struct client_slot *slot = &cl->slots[entry->slot];
-    struct request *request;
+    uint32_t n = entry->n_children;
+    struct request *requests[CB_CHILDREN_MAX];
+    void *owners[CB_CHILDREN_MAX];
     const struct sampler_wishes wishes = wishes_of(i, entry);
     const struct request_spec spec = {
         .prompt = i->prompt,
@@ -232,13 +240,15 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
         .on_new_weights =
             (enum on_new_weights)((entry->flags & CB_FLAG_ON_WEIGHTS) >> CB_FLAG_ON_WEIGHTS_SHIFT),
         .paused = &cl->is_paused,
-        .owner = slot,
+        .child_idx = entry->child_idx,
     };
     struct cb_lane_forecast told;
     int late = forecast(i, &spec, is_open, now, &told, detail);
     if (late)
         return late;
-    switch (engine_submit(i->config.engine, &spec, &request)) {
+    for (uint32_t k = 0; k < n; k++)
+        owners[k] = &cl->slots[entry->slot + k];
+    switch (engine_submit_many(i->config.engine, &spec, n, owners, requests)) {
     case 0:
         break;
     case ENGINE_TOO_BIG:
@@ -247,13 +257,15 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
     default:
         return CB_LANE_WAITS;
     }
-    clients_request_taken(i->config.clients, slot, request, entry->n_prompt, now);
     cb_lane_accept(cl->lane, entry, entry->seed, told);
-    cb_lane_set_owner(cl->lane, entry->slot, request);
-    cb_stats_add(i->config.stats, CB_STAT_requests_accepted, 1);
-    i->n_waiting++;
-    i->n_requests++;
-    i->n_held_tokens += (uint64_t)entry->n_prompt + entry->max_new_tokens;
+    for (uint32_t k = 0; k < n; k++) {
+        clients_request_taken(i->config.clients, owners[k], requests[k], entry->n_prompt, now);
+        cb_lane_set_owner(cl->lane, entry->slot + k, requests[k]);
+    }
+    cb_stats_add(i->config.stats, CB_STAT_requests_accepted, n);
+    i->n_waiting += n;
+    i->n_requests += n;
+    i->n_held_tokens += n * ((uint64_t)entry->n_prompt + entry->max_new_tokens);
     return 0;
 }
 
@@ -277,18 +289,24 @@ static uint32_t count_paused(const struct intake *i)
     return n;
 }
 
+/* An empty one takes as many children as there are: later there would be no more room. */
+static bool has_no_room(const struct settings *set, uint32_t n_waiting, uint32_t n_children)
+{
+    return n_waiting > 0 && (uint64_t)n_waiting + n_children > set->max_queue_size;
+}
+
 /* Those who pause theirs fill the queue for themselves only. */
-static bool queue_is_full(struct intake *i, const struct client *cl)
+static bool queue_is_full(struct intake *i, const struct client *cl, uint32_t n_children)
 {
     const struct settings *set = i->config.settings;
-    if (!set->max_queue_size || i->n_waiting < set->max_queue_size)
+    if (!set->max_queue_size || !has_no_room(set, i->n_waiting, n_children))
         return false;
     if (cl->is_paused)
         return true;
     if (!i->knows_paused)
         i->n_paused = count_paused(i);
     i->knows_paused = true;
-    return i->n_waiting - i->n_paused >= set->max_queue_size;
+    return has_no_room(set, i->n_waiting - i->n_paused, n_children);
 }
 
 /* With a bound on what waits nothing waits in a lane either, but for its client's own results. */
@@ -311,12 +329,14 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
     }
     if (r != CB_LANE_ENTRY)
         return TAKE_NOTHING;
-    *units = 1;
+    uint32_t n = cb_lane_n_children(cl->lane);
+    *units = n;
     bool is_open = entry.max_new_tokens == CB_NO_LIMIT;
     r = entry_check(i, cl, &entry, detail);
     if (r == 0)
-        r = queue_is_full(i, cl) ? CB_BUSY
-                                 : cb_lane_reserve(cl->lane, &entry, entry.max_new_tokens, detail);
+        r = queue_is_full(i, cl, n)
+                ? CB_BUSY
+                : cb_lane_reserve(cl->lane, &entry, entry.max_new_tokens, detail);
     if (r == CB_LANE_WAITS)
         return TAKE_NOTHING;
     if (r == CB_LANE_CANCELLED) {
@@ -341,7 +361,7 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
     }
     if (r < 0) {
         cb_lane_reject(cl->lane, &entry, r, detail[0], detail[1]);
-        cb_stats_add(i->config.stats, CB_STAT_requests_rejected, 1);
+        cb_stats_add(i->config.stats, CB_STAT_requests_rejected, n);
     }
     return TAKE_ONE;
 }

@@ -52,9 +52,10 @@ enum cb_wake { CB_WAKE_FUTEX = 0, CB_WAKE_SOCKET = 1 };
 #define CB_FEATURE_DEFAULTS 0x10ull /* welcome.defaults and seed */
 #define CB_FEATURE_PAUSE    0x20ull /* up_hot.pause, down_hot.pause_seen */
 #define CB_FEATURE_EPOCHS   0x40ull /* CB_PLANE_EPOCHS, CB_FLAG_ON_WEIGHTS */
+#define CB_FEATURE_CHILDREN 0x80ull /* request.n_children above 1, child_idx */
 #define CB_FEATURES                                                                       \
     (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS | CB_FEATURE_DEFAULTS | CB_FEATURE_PAUSE | \
-     CB_FEATURE_EPOCHS)
+     CB_FEATURE_EPOCHS | CB_FEATURE_CHILDREN)
 #define CB_FEATURES_MUST 0xffffffff00000000ull
 
 struct cb_hello {

@@ -45,6 +45,7 @@
 #define CB_NO_ID        0xffffffffu
 #define CB_NAME_MAX     64u
 #define CB_SALT_MAX     64u /* bytes of a cache salt */
+#define CB_CHILDREN_MAX 64u /* of a request */
 
 /* ---- UP -------------------------------------------------------------------------------------- */
 
@@ -133,31 +134,33 @@ static_assert(sizeof(struct cb_top) == 8, "format 1");
 struct cb_request_entry {
     uint32_t op; /* enum cb_op */
     uint32_t flags;
-    uint32_t slot;           /* first of n_children consecutive slots */
-    uint32_t gen;            /* their new generation */
-    uint32_t n_children;     /* 1 in this version */
-    uint32_t n_prompt;       /* ids */
-    uint64_t prompt_off;     /* bytes from the arena's start, multiple of 4 */
-    uint64_t opt_off;        /* bytes from the arena's start, multiple of 8 */
-    uint32_t opt_len;        /* bytes; 0: no option block */
-    uint32_t resume_from;    /* how many of the ids were generated; 0 unless feature resume */
-    float temperature;       /* 0: greedy */
-    float top_p;             /* in (0, 1]; 1: off */
-    uint32_t top_k;          /* 0: off; above the vocabulary: clamped */
+    uint32_t slot;        /* first of n_children consecutive slots */
+    uint32_t gen;         /* their new generation, the same for all */
+    uint32_t n_children;  /* continuations, each in a slot: 1, or with CB_FEATURE_CHILDREN more */
+    uint32_t n_prompt;    /* ids */
+    uint64_t prompt_off;  /* bytes from the arena's start, multiple of 4 */
+    uint64_t opt_off;     /* bytes from the arena's start, multiple of 8 */
+    uint32_t opt_len;     /* bytes; 0: no option block */
+    uint32_t resume_from; /* how many of the ids were generated; 0 unless feature resume */
+    float temperature;    /* 0: greedy */
+    float top_p;          /* in (0, 1]; 1: off */
+    uint32_t top_k;       /* 0: off; above the vocabulary: clamped */
     uint32_t max_new_tokens; /* or CB_NO_LIMIT */
     uint64_t seed;
     uint64_t user;        /* opaque; comes back in every entry */
     uint64_t deadline_ns; /* from acceptance; 0: none */
     uint32_t planes;
-    uint32_t priority; /* 0-255 */
-    uint64_t reserved[4];
+    uint32_t priority;  /* 0-255 */
+    uint32_t child_idx; /* of the first: by which each draws. CB_FEATURE_CHILDREN, else 0 */
+    uint32_t reserved_half;
+    uint64_t reserved[3];
 };
 static_assert(offsetof(struct cb_request_entry, prompt_off) == 24, "format 1");
 static_assert(offsetof(struct cb_request_entry, opt_len) == 40, "format 1");
 static_assert(offsetof(struct cb_request_entry, temperature) == 48, "format 1");
 static_assert(offsetof(struct cb_request_entry, seed) == 64, "format 1");
 static_assert(offsetof(struct cb_request_entry, planes) == 88, "format 1");
-static_assert(offsetof(struct cb_request_entry, reserved) == 96, "format 1");
+static_assert(offsetof(struct cb_request_entry, child_idx) == 96, "format 1");
 static_assert(sizeof(struct cb_request_entry) == 128, "format 1");
 
 /* An option block is records of this head and `bytes` of value, each padded with zeros to 8; each

@@ -142,10 +142,31 @@ static void active_add(struct cb_lane *lane, uint32_t slot)
 
 /* ---- intake ---------------------------------------------------------------------------------- */
 
+/* For how many slots an entry is answered. Nothing of it is checked yet: one whose slots are not all
+ * there is refused whole, in its first. */
+static uint32_t n_answers(const struct cb_lane *lane, const struct cb_request_entry *entry)
+{
+    if (entry->n_children > CB_CHILDREN_MAX || entry->slot >= lane->g.n_slots ||
+        entry->n_children > lane->g.n_slots - entry->slot)
+        return 1;
+    return entry->n_children ? entry->n_children : 1;
+}
+
+/* Whether all children are cancelled. Where only some are, the others need it admitted, and those
+ * end behind that. */
+static bool are_cancelled(const struct cb_lane *lane, uint32_t slot, uint32_t gen)
+{
+    for (uint32_t i = 0; i < lane->n_children; i++) {
+        if (!lane_is_cancelled(lane, slot + i, gen))
+            return false;
+    }
+    return true;
+}
+
 static bool wait_is_cancelled(const struct cb_lane *lane)
 {
     return lane->wait_slot < lane->g.n_slots &&
-           lane_is_cancelled(lane, lane->wait_slot, lane->wait_gen);
+           are_cancelled(lane, lane->wait_slot, lane->wait_gen);
 }
 
 /* Whether what the entry left in the ring waits for has come. 0 no, 1 yes, -EPROTO. */
@@ -156,7 +177,7 @@ static int wait_is_over(struct cb_lane *lane)
     switch (lane->wait) {
     case WAIT_ROOM:
         r = cb_ring_out_refresh(&lane->res);
-        return r ? r : has_room(lane, 1);
+        return r ? r : has_room(lane, lane->n_children);
     case WAIT_RUN:
         return collect_freed(lane) || wait_is_cancelled(lane);
     case WAIT_CREDIT:
@@ -192,11 +213,11 @@ int cb_lane_peek(struct cb_lane *lane, struct cb_request_entry *entry)
     cb_ring_in_peek(&lane->req, entry, sizeof *entry);
     lane->wait_slot = entry->slot;
     lane->wait_gen = entry->gen;
+    lane->n_children = n_answers(lane, entry);
     r = cb_ring_out_refresh(&lane->res);
     if (r)
         return r;
-    /* One child: any other number is a bad field in this version, and counts as one. */
-    if (!has_room(lane, 1)) {
+    if (!has_room(lane, lane->n_children)) {
         wait_for(lane, WAIT_ROOM);
         return CB_LANE_WAITS;
     }
@@ -205,42 +226,69 @@ int cb_lane_peek(struct cb_lane *lane, struct cb_request_entry *entry)
     return CB_LANE_ENTRY;
 }
 
+uint32_t cb_lane_n_children(const struct cb_lane *lane)
+{
+    assert(lane->has_peeked);
+    return lane->n_children;
+}
+
+static void give_runs(struct cb_lane *lane, uint32_t n)
+{
+    for (uint32_t i = 0; i < n && lane->reserved.bytes; i++)
+        cb_arena_release(&lane->pool, lane->reserved_off[i]);
+}
+
+/* A run for each child, or for none. 0 or CB_ARENA_FULL. */
+static int take_runs(struct cb_lane *lane)
+{
+    for (uint32_t i = 0; i < lane->n_children && lane->reserved.bytes; i++) {
+        int r = cb_arena_take(&lane->pool, lane->reserved.bytes, &lane->reserved_off[i]);
+
+        if (r) {
+            give_runs(lane, i);
+            return r;
+        }
+    }
+    return 0;
+}
+
 static void unreserve(struct cb_lane *lane)
 {
-    if (lane->has_reserved && lane->reserved.bytes)
-        cb_arena_release(&lane->pool, lane->reserved_off);
+    if (lane->has_reserved)
+        give_runs(lane, lane->n_children);
     lane->has_reserved = false;
 }
 
 int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, uint32_t n_out,
                     uint32_t detail[2])
 {
-    struct lane_slot *s;
-    int r = 0;
+    int r;
 
     assert(lane->has_peeked && !lane->has_reserved);
     detail[0] = entry->slot;
     detail[1] = lane->g.n_slots;
     if (entry->slot >= lane->g.n_slots)
         return CB_BAD_SLOT;
-    s = &lane->slots[entry->slot];
-    detail[0] = entry->gen;
-    detail[1] = s->gen;
-    if (entry->gen == 0 || entry->gen > CB_GEN_MASK || s->active || entry->gen == s->gen)
-        return CB_BAD_GENERATION;
+    for (uint32_t i = 0; i < lane->n_children; i++) {
+        const struct lane_slot *s = &lane->slots[entry->slot + i];
+
+        detail[0] = entry->gen;
+        detail[1] = s->gen;
+        if (entry->gen == 0 || entry->gen > CB_GEN_MASK || s->active || entry->gen == s->gen)
+            return CB_BAD_GENERATION;
+    }
     /* Submitting into a slot gives its old run up; free_gen says so too, but need not be asked. */
-    run_release(lane, s);
-    if (lane_is_cancelled(lane, entry->slot, entry->gen))
+    for (uint32_t i = 0; i < lane->n_children; i++)
+        run_release(lane, &lane->slots[entry->slot + i]);
+    if (are_cancelled(lane, entry->slot, entry->gen))
         return CB_LANE_CANCELLED;
 
     lane->reserved = cb_run_layout(n_out, entry->n_prompt, entry->planes);
-    if (lane->reserved.bytes > lane->pool.bytes)
+    if (lane->reserved.bytes > lane->pool.bytes / lane->n_children)
         return cb_over(CB_LIMIT_POOL, cb_lane_tokens_max(lane, entry), detail);
-    if (lane->reserved.bytes) {
-        r = cb_arena_take(&lane->pool, lane->reserved.bytes, &lane->reserved_off);
-        if (r && collect_freed(lane))
-            r = cb_arena_take(&lane->pool, lane->reserved.bytes, &lane->reserved_off);
-    }
+    r = take_runs(lane);
+    if (r && collect_freed(lane))
+        r = take_runs(lane);
     if (r) {
         wait_for(lane, WAIT_RUN);
         return CB_LANE_WAITS;
@@ -253,7 +301,8 @@ int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, 
 
 uint32_t cb_lane_tokens_max(const struct cb_lane *lane, const struct cb_request_entry *entry)
 {
-    return cb_run_tokens_max(lane->pool.bytes, entry->n_prompt, entry->planes);
+    return cb_run_tokens_max(lane->pool.bytes / n_answers(lane, entry), entry->n_prompt,
+                             entry->planes);
 }
 
 static uint64_t plane_at(uint64_t run, uint64_t off)
@@ -306,12 +355,14 @@ static void take(struct cb_lane *lane)
     cb_ring_in_take(&lane->req);
 }
 
-void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed,
-                    struct cb_lane_forecast forecast)
+/* Child `i` of the entry has its slot. */
+static void admit(struct cb_lane *lane, const struct cb_request_entry *entry, uint32_t i,
+                  uint64_t seed, struct cb_lane_forecast forecast)
 {
-    struct lane_slot *s = &lane->slots[entry->slot];
+    uint32_t slot = entry->slot + i;
+    struct lane_slot *s = &lane->slots[slot];
 
-    assert(lane->has_reserved && lane->reserved_slot == entry->slot && !s->active);
+    assert(!s->active);
     *s = (struct lane_slot){.gen = entry->gen,
                             .touched = s->touched,
                             .n_out = lane->reserved_n_out,
@@ -319,45 +370,61 @@ void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, 
                             .planes = entry->planes,
                             .quiet = (entry->flags & CB_FLAG_FINAL_ONLY) != 0,
                             .has_run = lane->reserved.bytes > 0,
-                            .run_off = lane->reserved_off,
+                            .run_off = lane->reserved_off[i],
                             .layout = lane->reserved,
                             .k = cb_planes_k(entry->planes),
                             .user = entry->user};
-    lane_prompt_begin(lane, entry->slot);
-    active_add(lane, entry->slot);
-    publish_record(lane, entry->slot, entry, CB_SLOT_ADMITTED, seed);
+    lane_prompt_begin(lane, slot);
+    active_add(lane, slot);
+    publish_record(lane, slot, entry, CB_SLOT_ADMITTED, seed);
+    lane_put(lane, CB_RESULT_ACCEPTED, slot, entry->gen, forecast.start_us, 0, forecast.finish_us,
+             entry->user);
+}
+
+void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed,
+                    struct cb_lane_forecast forecast)
+{
+    assert(lane->has_reserved && lane->reserved_slot == entry->slot);
+    for (uint32_t i = 0; i < lane->n_children; i++)
+        admit(lane, entry, i, seed, forecast);
     take(lane);
-    lane_put(lane, CB_RESULT_ACCEPTED, entry->slot, entry->gen, forecast.start_us, 0,
-             forecast.finish_us, entry->user);
 }
 
 void cb_lane_reject(struct cb_lane *lane, const struct cb_request_entry *entry, int status,
                     uint32_t a, uint32_t b)
 {
-    unreserve(lane);
-    /* A slot that is not active is given up by this entry all the same. */
-    if (entry->slot < lane->g.n_slots && entry->gen && entry->gen <= CB_GEN_MASK) {
-        struct lane_slot *s = &lane->slots[entry->slot];
+    bool is_gen = entry->gen && entry->gen <= CB_GEN_MASK;
 
-        if (!s->active && entry->gen != s->gen) {
-            run_release(lane, s);
-            s->gen = entry->gen;
+    unreserve(lane);
+    for (uint32_t i = 0; i < lane->n_children; i++) {
+        uint32_t slot = entry->slot + i;
+
+        /* A slot that is not active is given up by this entry all the same. */
+        if (entry->slot < lane->g.n_slots && is_gen) {
+            struct lane_slot *s = &lane->slots[slot];
+
+            if (!s->active && entry->gen != s->gen) {
+                run_release(lane, s);
+                s->gen = entry->gen;
+            }
         }
+        lane_put(lane, CB_RESULT_REJECTED, slot, entry->gen, a, (uint32_t)status, b, entry->user);
     }
     take(lane);
-    lane_put(lane, CB_RESULT_REJECTED, entry->slot, entry->gen, a, (uint32_t)status, b,
-             entry->user);
 }
 
 void cb_lane_cancel(struct cb_lane *lane, const struct cb_request_entry *entry)
 {
-    struct lane_slot *s = &lane->slots[entry->slot];
+    for (uint32_t i = 0; i < lane->n_children; i++) {
+        uint32_t slot = entry->slot + i;
+        struct lane_slot *s = &lane->slots[slot];
 
-    assert(!s->active && !s->has_run);
-    *s = (struct lane_slot){.gen = entry->gen, .touched = s->touched, .user = entry->user};
-    publish_record(lane, entry->slot, entry, CB_SLOT_CANCELLED, entry->seed);
+        assert(!s->active && !s->has_run);
+        *s = (struct lane_slot){.gen = entry->gen, .touched = s->touched, .user = entry->user};
+        publish_record(lane, slot, entry, CB_SLOT_CANCELLED, entry->seed);
+        lane_put(lane, CB_RESULT_CANCELLED, slot, entry->gen, 0, 0, 0, entry->user);
+    }
     take(lane);
-    lane_put(lane, CB_RESULT_CANCELLED, entry->slot, entry->gen, 0, 0, 0, entry->user);
 }
 
 void cb_lane_wait(struct cb_lane *lane)

@@ -77,17 +77,21 @@ struct cb_lane *cb_lane_init(void *memory, const struct cb_geometry *g, const vo
  * lane is broken. */
 int cb_lane_peek(struct cb_lane *lane, struct cb_request_entry *entry);
 
-/* Claims slot and output run for the peeked entry, whose fields cb_message_check has passed. n_out:
+/* For how many slots, from its own on, the peeked entry is answered: one for each child, or 1 if it
+ * names slots that there are not. All are accepted, rejected or cancelled in one. */
+uint32_t cb_lane_n_children(const struct cb_lane *lane);
+
+/* Claims slots and output runs for the peeked entry, whose fields cb_message_check has passed. n_out:
  * how many tokens it may generate. Returns
  *   0                   reserved; accept, reject, cancel or wait must follow before the next peek
- *   CB_LANE_CANCELLED   its cancel word matches already: call cb_lane_cancel
+ *   CB_LANE_CANCELLED   its cancel words, all of them, match already: call cb_lane_cancel
  *   CB_LANE_WAITS       the pool is full now: cb_lane_wait was done for you
- *   a negative cb_status, with detail[2]: its slot is active, its generation the last one, or the
- *                       run larger than the pool: call cb_lane_reject */
+ *   a negative cb_status, with detail[2]: a slot is active, its generation the last one, or the
+ *                       runs larger than the pool: call cb_lane_reject */
 int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, uint32_t n_out,
                     uint32_t detail[2]);
 
-/* The most tokens that a request like this entry can have room for in this lane. */
+/* The most tokens that each child of a request like this entry can have room for in this lane. */
 uint32_t cb_lane_tokens_max(const struct cb_lane *lane, const struct cb_request_entry *entry);
 
 /* Copies arena bytes, once, word by word. off and bytes must be multiples of 4. 0, or -ERANGE if it
@@ -102,17 +106,17 @@ int cb_lane_copy_arena(const struct cb_lane *lane, uint64_t off, uint64_t bytes,
 struct cb_lane_forecast {
     uint32_t start_us, finish_us;
 };
-/* After cb_lane_reserve gave 0: the slot is ADMITTED. `seed` as used. */
+/* After cb_lane_reserve gave 0: the slots are ADMITTED. `seed` as used. */
 void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed,
                     struct cb_lane_forecast forecast);
 /* At any point: undoes the reservation if there is one. a and b are the numbers of status's
  * text. */
 void cb_lane_reject(struct cb_lane *lane, const struct cb_request_entry *entry, int status,
                     uint32_t a, uint32_t b);
-/* After CB_LANE_CANCELLED: the slot ends as CANCELLED without tokens. */
+/* After CB_LANE_CANCELLED: the slots end as CANCELLED without tokens. */
 void cb_lane_cancel(struct cb_lane *lane, const struct cb_request_entry *entry);
 /* Leaves it in the ring for want of credit outside the lane (the uid's, the engine's): undoes the
- * reservation. Until cb_lane_retry, peek gives CB_LANE_WAITS, unless a cancel word comes to
+ * reservation. Until cb_lane_retry, peek gives CB_LANE_WAITS, unless its cancel words come to
  * match. */
 void cb_lane_wait(struct cb_lane *lane);
 /* Credit has come: the next peek gives the entry again. */
@@ -209,8 +213,9 @@ int cb_lane_check(const struct cb_lane *lane, const char **whyp);
  * for the daemon sleeps.
  *
  * Slots: the library tells a request by (slot, generation). A slot is free at first; submit takes
- * the one that has been free longest; it is given back by cb_lane_client_free after its terminal
- * entry or its REJECTED. */
+ * the one that has been free longest, or the first that are consecutive where there are to be
+ * several, which get one generation; each is given back by cb_lane_client_free after its terminal
+ * entry or its REJECTED, in any order. */
 
 struct cb_lane_client;
 
@@ -227,8 +232,8 @@ int cb_lane_client_init(struct cb_lane_client **lcp, void *memory, const struct 
 /* What the daemon's monitors show for this client. */
 void cb_lane_client_set_name(struct cb_lane_client *lc, const char *name);
 
-/* True if submit has a slot and a ring entry for one more. */
-bool cb_lane_client_can_submit(struct cb_lane_client *lc);
+/* True if submit has so many consecutive slots, and a ring entry, for one more. */
+bool cb_lane_client_can_submit(struct cb_lane_client *lc, uint32_t n_children);
 
 /* Copies into the arena. off and bytes: multiples of 4, inside it. */
 void cb_lane_client_write_arena(struct cb_lane_client *lc, uint64_t off, const void *bytes,

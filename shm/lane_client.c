@@ -25,8 +25,9 @@ struct cb_lane_client {
      * older number costs a bell too many. */
     _Atomic uint32_t rung;
     uint32_t free_first, n_free;
-    uint32_t *gens;  /* a slot: its present or last generation; 0: never used */
-    uint32_t *queue; /* free slots, the one free longest at free_first */
+    uint32_t *gens;    /* a slot: its present or last generation; 0: never used */
+    uint32_t *is_free; /* a slot: 1 while it is in the queue */
+    uint32_t *queue;   /* free slots, the one free longest at free_first */
 };
 
 /* ---- attaching ------------------------------------------------------------------------------- */
@@ -34,7 +35,7 @@ struct cb_lane_client {
 size_t cb_lane_client_bytes(const struct cb_geometry *g)
 {
     return ((sizeof(struct cb_lane_client) + 7) & ~(size_t)7) +
-           2ull * g->n_slots * sizeof(uint32_t);
+           3ull * g->n_slots * sizeof(uint32_t);
 }
 
 int cb_lane_client_init(struct cb_lane_client **lcp, void *memory, const struct cb_geometry *g,
@@ -61,8 +62,11 @@ int cb_lane_client_init(struct cb_lane_client **lcp, void *memory, const struct 
     lc->down_hot = (const struct cb_down_hot *)(const void *)(down_bytes + CB_PAGE);
     lc->gens = (uint32_t *)(void *)((unsigned char *)memory + ((sizeof *lc + 7) & ~(size_t)7));
     lc->queue = lc->gens + g->n_slots;
-    for (uint32_t i = 0; i < g->n_slots; i++)
+    lc->is_free = lc->queue + g->n_slots;
+    for (uint32_t i = 0; i < g->n_slots; i++) {
         lc->queue[i] = i;
+        lc->is_free[i] = 1;
+    }
     lc->n_free = g->n_slots;
 
     /* Relaxed: stored before WELCOME, which the socket orders. */
@@ -133,9 +137,62 @@ static int ring_if_waiting(struct cb_lane_client *lc)
     return ring_if_dozing(lc);
 }
 
-bool cb_lane_client_can_submit(struct cb_lane_client *lc)
+/* The first of n consecutive slots that are free, or n_slots: there are none. One alone: that which
+ * has been free longest. */
+static uint32_t find_slots(const struct cb_lane_client *lc, uint32_t n)
 {
-    if (lc->n_free == 0)
+    uint32_t n_found = 0;
+
+    if (lc->n_free < n)
+        return lc->g.n_slots;
+    if (n == 1)
+        return lc->queue[lc->free_first];
+    for (uint32_t i = 0; i < lc->g.n_slots; i++) {
+        n_found = lc->is_free[i] ? n_found + 1 : 0;
+        if (n_found == n)
+            return i + 1 - n;
+    }
+    return lc->g.n_slots;
+}
+
+/* Takes these slots from the queue, where the others keep their order. */
+static void take_slots(struct cb_lane_client *lc, uint32_t slot, uint32_t n)
+{
+    uint32_t n_kept = 0;
+
+    for (uint32_t i = 0; i < n; i++)
+        lc->is_free[slot + i] = 0;
+    if (n == 1) {
+        lc->free_first = (lc->free_first + 1) % lc->g.n_slots;
+        lc->n_free--;
+        return;
+    }
+    for (uint32_t i = 0; i < lc->n_free; i++) {
+        uint32_t at = lc->queue[(lc->free_first + i) % lc->g.n_slots];
+
+        if (at - slot >= n)
+            lc->queue[(lc->free_first + n_kept++) % lc->g.n_slots] = at;
+    }
+    lc->n_free = n_kept;
+}
+
+/* One that is new to each of these slots: behind the newest of theirs, in serial order. */
+static uint32_t next_generation(const struct cb_lane_client *lc, uint32_t slot, uint32_t n)
+{
+    uint32_t newest = lc->gens[slot];
+
+    for (uint32_t i = 1; i < n; i++) {
+        uint32_t gen = lc->gens[slot + i];
+
+        if (newest == 0 || (gen && ((gen - newest) & CB_GEN_MASK) - 1 < CB_GEN_MASK / 2))
+            newest = gen;
+    }
+    return cb_generation_next(newest);
+}
+
+bool cb_lane_client_can_submit(struct cb_lane_client *lc, uint32_t n_children)
+{
+    if (find_slots(lc, n_children) == lc->g.n_slots)
         return false;
     if (cb_ring_out_free(&lc->req) == 0)
         cb_ring_out_refresh(&lc->req);
@@ -152,10 +209,11 @@ void cb_lane_client_write_arena(struct cb_lane_client *lc, uint64_t off, const v
 
 int cb_lane_client_submit(struct cb_lane_client *lc, struct cb_request_entry *entry)
 {
-    uint32_t slot, old_gen;
+    uint32_t n = entry->n_children, slot = find_slots(lc, n);
     int r;
 
-    if (lc->n_free == 0)
+    assert(n > 0 && n <= CB_CHILDREN_MAX);
+    if (slot == lc->g.n_slots)
         return -EAGAIN;
     if (cb_ring_out_free(&lc->req) == 0) {
         r = cb_ring_out_refresh(&lc->req);
@@ -164,21 +222,20 @@ int cb_lane_client_submit(struct cb_lane_client *lc, struct cb_request_entry *en
         if (cb_ring_out_free(&lc->req) == 0)
             return -EAGAIN;
     }
-    slot = lc->queue[lc->free_first];
-    lc->free_first = (lc->free_first + 1) % lc->g.n_slots;
-    lc->n_free--;
-    old_gen = lc->gens[slot];
-    lc->gens[slot] = cb_generation_next(old_gen);
+    take_slots(lc, slot, n);
     entry->slot = slot;
-    entry->gen = lc->gens[slot];
+    entry->gen = next_generation(lc, slot, n);
 
     /* Words of 2^24 uses ago would match again, so both are set anew before the entry is visible.
      * free_gen gets the generation given up, not 0: the daemon may not have seen that free yet, and
      * an entry further ahead may wait for its run. */
-    /* Relaxed: carries no data; ordered by req.sent. */
-    cb_store32(&lc->words[slot].cancel_gen, 0, CB_RELAXED);
-    /* Relaxed: cb_lane_client_free has stored this very value with release, and fenced. */
-    cb_store32(&lc->words[slot].free_gen, old_gen, CB_RELAXED);
+    for (uint32_t i = slot; i < slot + n; i++) {
+        /* Relaxed: carries no data; ordered by req.sent. */
+        cb_store32(&lc->words[i].cancel_gen, 0, CB_RELAXED);
+        /* Relaxed: cb_lane_client_free has stored this very value with release, and fenced. */
+        cb_store32(&lc->words[i].free_gen, lc->gens[i], CB_RELAXED);
+        lc->gens[i] = entry->gen;
+    }
     cb_ring_out_put(&lc->req, entry, sizeof *entry);
     cb_ring_out_publish(&lc->req);
     /* Full: req.sent before the look at doze; the daemon sets doze, fences, looks at req.sent. */
@@ -223,7 +280,8 @@ bool cb_lane_client_is_paused(struct cb_lane_client *lc)
 
 int cb_lane_client_free(struct cb_lane_client *lc, uint32_t slot)
 {
-    assert(slot < lc->g.n_slots && lc->n_free < lc->g.n_slots);
+    assert(slot < lc->g.n_slots && !lc->is_free[slot]);
+    lc->is_free[slot] = 1;
     lc->queue[(lc->free_first + lc->n_free) % lc->g.n_slots] = slot;
     lc->n_free++;
     /* Release: our reads of the run are over before the daemon may write into it again. */

@@ -366,8 +366,8 @@ int cb_lane_check(const struct cb_lane *lane, const char **whyp)
         }
     }
     if (lane->has_reserved && lane->reserved.bytes) {
-        n_runs++;
-        held += lane->reserved.bytes;
+        n_runs += lane->n_children;
+        held += lane->n_children * lane->reserved.bytes;
     }
     if (n_runs != lane->pool.n_held || held != lane->pool.held_bytes)
         return fault(whyp, "pieces of the pool belong to nobody");

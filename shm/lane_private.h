@@ -43,11 +43,12 @@ struct cb_lane {
 
     enum lane_wait wait;
     uint32_t wait_slot, wait_gen; /* of the entry left in the ring */
+    uint32_t n_children;          /* slots for which it, or the one peeked, is answered */
     bool has_peeked;              /* an entry awaits its answer */
-    bool has_reserved;            /* ... and slot reserved_slot holds a run for it */
+    bool has_reserved;            /* ... and from reserved_slot on each slot holds a run for it */
     uint32_t reserved_slot;
-    struct cb_run_layout reserved;
-    uint64_t reserved_off;
+    struct cb_run_layout reserved; /* of each */
+    uint64_t reserved_off[CB_CHILDREN_MAX];
     uint32_t reserved_n_out;
 
     bool dirty;

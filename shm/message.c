@@ -122,13 +122,32 @@ static enum cb_status check_planes(uint32_t planes, uint64_t features, uint32_t 
     return CB_OK;
 }
 
+/* Of its slots, the first is one of the lane's. */
+static enum cb_status check_children(const struct cb_request_entry *e,
+                                     const struct cb_message_limits *limits, uint32_t detail[2])
+{
+    if (e->n_children == 0 || e->n_children > CB_CHILDREN_MAX)
+        return bad(detail, CB_BAD_OPTION, e->n_children, 0);
+    if (!(limits->features & CB_FEATURE_CHILDREN) && (e->n_children > 1 || e->child_idx))
+        return bad(detail, CB_BAD_OPTION, e->child_idx ? e->child_idx : e->n_children, 0);
+    if (e->child_idx > UINT32_MAX - e->n_children)
+        return bad(detail, CB_BAD_OPTION, e->child_idx, 0);
+    if (e->n_children > limits->n_slots - e->slot)
+        return bad(detail, CB_BAD_SLOT, (uint64_t)e->slot + e->n_children - 1, limits->n_slots);
+    return CB_OK;
+}
+
 static enum cb_status check_shape(const struct cb_request_entry *e,
                                   const struct cb_message_limits *limits, uint32_t detail[2])
 {
+    enum cb_status status;
+
     if (e->op != CB_OP_GENERATE)
         return bad(detail, CB_BAD_OPTION, e->op, 0);
     if (e->flags & CB_FLAGS_MUST & ~CB_FLAGS_UNDERSTOOD)
         return bad(detail, CB_BAD_OPTION, e->flags & CB_FLAGS_MUST & ~CB_FLAGS_UNDERSTOOD, 0);
+    if (e->reserved_half)
+        return bad(detail, CB_BAD_OPTION, e->reserved_half, 0);
     for (size_t i = 0; i < sizeof e->reserved / sizeof e->reserved[0]; i++) {
         if (e->reserved[i])
             return bad(detail, CB_BAD_OPTION, e->reserved[i], 0);
@@ -137,8 +156,9 @@ static enum cb_status check_shape(const struct cb_request_entry *e,
         return bad(detail, CB_BAD_SLOT, e->slot, limits->n_slots);
     if (e->gen == 0 || e->gen > CB_GEN_MASK)
         return bad(detail, CB_BAD_GENERATION, e->gen, 0);
-    if (e->n_children != 1)
-        return bad(detail, CB_BAD_OPTION, e->n_children, 0);
+    status = check_children(e, limits, detail);
+    if (status)
+        return status;
     if (e->resume_from)
         return bad(detail, CB_BAD_OPTION, e->resume_from, 0);
     if (e->priority > UINT8_MAX)

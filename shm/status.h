@@ -78,7 +78,9 @@
     X(CB_LIMIT_LANE_POOL,       11, "tokens of a lane's results (lane_pool_tokens_max)")           \
     X(CB_LIMIT_POOL,            12, "tokens of this lane's results (cb_options.pool_bytes)")       \
     X(CB_LIMIT_UID_WAITING,     13, "prompt tokens of this user (uid_waiting_tokens)")             \
-    X(CB_LIMIT_HELD_TOKENS,     14, "prompts and limits of all requests (max_held_tokens)")
+    X(CB_LIMIT_HELD_TOKENS,     14, "prompts and limits of all requests (max_held_tokens)")             \
+    X(CB_LIMIT_UID_REQUESTS,    15, "requests of this user at once (uid_requests)")                \
+    X(CB_LIMIT_REQUESTS,        16, "requests of all users at once (max_requests)")
 
 /* What CB_BAD_PARAMETER is about: X(name, number, text). */
 #define CB_PARAMETER_TABLE(X)                                                                      \

@@ -263,11 +263,16 @@ static void intake(struct fake *f)
         note_wishes(f, &e, &parsed);
         q->active = true;
         f->n_muted[e.slot] = 0;
+        for (uint32_t i = 1; i < e.n_children; i++) {
+            q[i] = *q;
+            f->n_muted[e.slot + i] = 0;
+        }
         cb_lane_accept(f->lane, &e, e.seed, (struct cb_lane_forecast){0});
         for (uint32_t i = 1; i < e.n_prompt; i++) {
             struct cb_top top[CB_TOPK_MAX];
             const struct cb_lane_logprobs l = logprobs_of(q, 100 + i, top);
-            cb_lane_prompt_logprobs(f->lane, e.slot, i, &l);
+            for (uint32_t slot = e.slot; slot < e.slot + e.n_children; slot++)
+                cb_lane_prompt_logprobs(f->lane, slot, i, &l);
         }
     }
 }

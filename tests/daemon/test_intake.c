@@ -92,9 +92,9 @@ static void unknown_flag(struct cb_request_entry *e)
 {
     e->flags = 0x8000;
 }
-static void two_children(struct cb_request_entry *e)
+static void last_child(struct cb_request_entry *e)
 {
-    e->n_children = 2;
+    e->child_idx = UINT32_MAX;
 }
 static void resumes(struct cb_request_entry *e)
 {
@@ -123,7 +123,7 @@ Test(intake, each_bad_request_gets_its_status_and_the_next_good_one_runs)
         {"top_p 0", p_of_zero, CB_BAD_TOP_P},
         {"operation", unknown_op, CB_BAD_OPTION},
         {"flag", unknown_flag, CB_BAD_OPTION},
-        {"children", two_children, CB_BAD_OPTION},
+        {"children", last_child, CB_BAD_OPTION},
         {"resume", resumes, CB_BAD_OPTION},
         {"options too long", long_options, 0},
         {"options malformed", half_options, 0},
@@ -507,6 +507,71 @@ Test(intake, a_client_that_reads_nothing_uses_each_slot_once_and_delays_nobody)
     cr_assert_eq(s->daemon->seen.n_active + s->daemon->seen.n_waiting, 0);
     cr_assert_eq(cb_stats_get(s->stats.base, CB_STAT_requests_finished), 4);
     cr_assert_eq(drain(&p, CB_RESULT_FINISHED, true), 4);
+    peer_close(&p);
+    sim_free(s);
+}
+
+/* What the library would not send: the entry is written behind its back. */
+static void submit_spoilt(struct peer *p, const struct cb_request_entry *lie)
+{
+    struct cb_request_entry e;
+    struct cb_up_hot *hot = (struct cb_up_hot *)p->up.base;
+    good(&e);
+    peer_submit(p, &e, ids, 4);
+    e.slot = lie->slot;
+    e.gen = lie->gen;
+    e.n_children = lie->n_children;
+    memcpy((unsigned char *)p->up.base + p->welcome.geometry.up_ring_off +
+               (cb_load64(&hot->req_sent, CB_RELAXED) - 1) % p->welcome.geometry.req_capacity *
+                   p->welcome.geometry.req_stride,
+           &e, sizeof e);
+}
+
+Test(intake, families_that_make_no_sense_are_refused_whole)
+{
+    static const struct {
+        struct cb_request_entry entry;
+        int32_t status;
+        uint32_t n;
+    } lies[] = {
+        {{.slot = 1, .gen = 9, .n_children = 0}, CB_BAD_OPTION, 1},
+        {{.slot = 1, .gen = 9, .n_children = UINT32_MAX}, CB_BAD_OPTION, 1},
+        {{.slot = 1, .gen = 9, .n_children = CB_CHILDREN_MAX + 1}, CB_BAD_OPTION, 1},
+        {{.slot = 62, .gen = 9, .n_children = 3}, CB_BAD_SLOT, 1},
+        {{.slot = 0, .gen = 9, .n_children = 3}, CB_BAD_GENERATION, 3}, /* 0 runs */
+        {{.slot = 2, .gen = 7, .n_children = 3}, CB_BAD_GENERATION, 3}, /* 4 has had 7 */
+    };
+    struct sim *s = fresh();
+    struct peer p;
+    struct cb_hello hello = peer_hello();
+    struct cb_request_entry e;
+    struct cb_result_entry result;
+    hello.features = CB_FEATURES;
+    hello.n_slots = 64;
+    peer_open(&p, s, 1000, &hello);
+    cr_assert_eq(p.welcome.geometry.n_slots, 64);
+    submit_spoilt(&p, &(struct cb_request_entry){.slot = 4, .gen = 7, .n_children = 1});
+    cr_assert(peer_result(&p, &result) && result.type == CB_RESULT_ACCEPTED);
+    while (result.type < CB_RESULT_FINISHED)
+        cr_assert(peer_result(&p, &result));
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        good(&e);
+        e.slot = 0;
+        submit_spoilt(
+            &p, &(struct cb_request_entry){.slot = 0, .gen = 100 + (uint32_t)i, .n_children = 1});
+        submit_spoilt(&p, &lies[i].entry);
+        for (uint32_t n = 0; n < lies[i].n;) {
+            cr_assert(peer_result(&p, &result), "lie %zu", i);
+            if (result.type != CB_RESULT_REJECTED)
+                continue;
+            cr_assert_eq((int32_t)result.count, lies[i].status, "lie %zu: %d", i,
+                         (int32_t)result.count);
+            cr_assert_eq(result.slot, lies[i].entry.slot + n);
+            n++;
+        }
+        while (result.type != CB_RESULT_FINISHED)
+            cr_assert(peer_result(&p, &result), "the one before, lie %zu", i);
+    }
     peer_close(&p);
     sim_free(s);
 }

@@ -147,12 +147,14 @@ static int intake(struct life *l, bool is_credit_there)
         return 0;
     }
     cb_lane_accept(l->lane, &e, e.seed, (struct cb_lane_forecast){0});
-    assert(!l->runs[e.slot].active);
-    l->runs[e.slot].active = true;
-    l->runs[e.slot].n_have = 0;
-    l->runs[e.slot].n_want = e.max_new_tokens;
-    for (uint32_t i = 1; i < e.n_prompt; i++)
-        cb_lane_prompt_logprobs(l->lane, e.slot, i, &some);
+    for (uint32_t slot = e.slot; slot < e.slot + e.n_children; slot++) {
+        assert(!l->runs[slot].active);
+        l->runs[slot].active = true;
+        l->runs[slot].n_have = 0;
+        l->runs[slot].n_want = e.max_new_tokens;
+        for (uint32_t i = 1; i < e.n_prompt; i++)
+            cb_lane_prompt_logprobs(l->lane, slot, i, &some);
+    }
     return 0;
 }
 

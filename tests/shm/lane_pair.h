@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "shm/control.h"
 #include "shm/lane.h"
 #include "shm/message.h"
 

@@ -751,10 +751,10 @@ Test(lane, a_full_ring_or_no_free_slot_is_busy_and_changes_nothing)
     pair_init_geometry(&p, &g, 0);
     cr_assert_eq(pair_submit(&p, 1, 0, &entry), 0);
     cr_assert_eq(pair_submit(&p, 1, 0, &entry), 0);
-    cr_assert_not(cb_lane_client_can_submit(p.client));
+    cr_assert_not(cb_lane_client_can_submit(p.client, 1));
     cr_assert_eq(pair_submit(&p, 1, 0, &entry), -EAGAIN);
     cr_assert_eq(pair_intake(&p, &entry), CB_LANE_ENTRY);
-    cr_assert(cb_lane_client_can_submit(p.client));
+    cr_assert(cb_lane_client_can_submit(p.client, 1));
     cr_assert_eq(pair_submit(&p, 1, 0, &entry), 0);
     cr_assert_eq(entry.slot, 2);
     cr_assert_eq(entry.gen, 1);
@@ -866,4 +866,175 @@ Test(lane, random_bytes_in_up_break_nothing_but_the_lane)
         cr_assert_geq(cb_lane_flush(p.lane), 0);
         pair_fini(&p);
     }
+}
+
+/* ---- families -------------------------------------------------------------------------------- */
+
+static struct cb_request_entry family(struct pair *p, uint32_t n, uint32_t n_new)
+{
+    struct cb_request_entry entry;
+
+    cb_message_init(&entry);
+    entry.n_prompt = 1;
+    entry.max_new_tokens = n_new;
+    entry.n_children = n;
+    p->limits.features = CB_FEATURE_CHILDREN;
+    cr_assert_geq(cb_lane_client_submit(p->client, &entry), 0);
+    return entry;
+}
+
+Test(lane, a_family_is_admitted_in_one_and_each_child_ends_on_its_own)
+{
+    struct pair p;
+    struct cb_request_entry entry, seen;
+    struct cb_result_entry got;
+    uint32_t slots[8];
+
+    pair_init(&p, 8, UINT64_MAX - 2);
+    entry = family(&p, 3, 2);
+    cr_assert_eq(pair_intake(&p, &seen), CB_LANE_ENTRY);
+    cb_lane_flush(p.lane);
+    for (uint32_t i = 0; i < 3; i++) {
+        got = poll_one(&p, CB_RESULT_ACCEPTED);
+        cr_assert(got.slot == entry.slot + i && got.gen == entry.gen);
+    }
+    for (uint32_t i = 0; i < 3; i++)
+        cb_lane_token(p.lane, entry.slot + i, 100 + i, 0);
+    cb_lane_client_cancel(p.client, entry.slot + 1, entry.gen);
+    cr_assert_eq(cb_lane_look_cancels(p.lane, slots), 1);
+    cr_assert_eq(slots[0], entry.slot + 1);
+    pair_end(&p, entry.slot + 1);
+    cb_lane_flush(p.lane);
+    pair_check(&p);
+    for (uint32_t i = 0; i < 3; i++) {
+        struct cb_slot_view view;
+
+        cb_lane_client_slot(p.client, entry.slot + i, &view);
+        cr_assert(view.emitted == 1 && view.ids[0] == 100 + i);
+    }
+    pair_end(&p, entry.slot);
+    pair_end(&p, entry.slot + 2);
+    cb_lane_flush(p.lane);
+    pair_check(&p);
+    pair_fini(&p);
+}
+
+Test(lane, a_family_gets_slots_in_a_row_and_a_generation_new_to_all)
+{
+    struct pair p;
+    struct cb_request_entry first, entry, seen;
+
+    pair_init(&p, 4, 0);
+    for (uint32_t i = 0; i < 3; i++) { /* slots 0, 1, 2; then 0 again, so that it is ahead */
+        cr_assert_geq(pair_submit(&p, 0, 0, &first), 0);
+        cr_assert_eq(first.slot, i);
+        cr_assert_eq(pair_intake(&p, &seen), CB_LANE_ENTRY);
+        pair_end(&p, i);
+    }
+    cb_lane_client_free(p.client, 0);
+    cb_lane_client_free(p.client, 2);
+    cr_assert(cb_lane_client_can_submit(p.client, 2), "2 and 3");
+    cr_assert_not(cb_lane_client_can_submit(p.client, 3), "0, 2 and 3 are apart");
+    cb_lane_client_free(p.client, 1);
+    entry = family(&p, 4, 0);
+    cr_assert(entry.slot == 0 && entry.gen == 2);
+    cr_assert_eq(pair_intake(&p, &seen), CB_LANE_ENTRY);
+    cr_assert_not(cb_lane_client_can_submit(p.client, 1));
+    for (uint32_t i = 0; i < 4; i++) {
+        pair_end(&p, i);
+        cb_lane_client_free(p.client, 3 - i);
+    }
+    cr_assert_geq(pair_submit(&p, 0, 0, &first), 0);
+    cr_assert(first.slot == 3 && first.gen == 3, "in the order of their giving back");
+    pair_check(&p);
+    pair_fini(&p);
+}
+
+Test(lane, generations_of_a_family_go_round_together)
+{
+    struct pair p;
+    struct cb_request_entry entry, seen;
+    uint32_t *gens;
+
+    pair_init(&p, 2, 0);
+    /* As after 2^24 uses: the client's record has its generations first behind itself. */
+    entry = family(&p, 2, 0);
+    gens = (uint32_t *)p.client_memory;
+    while (gens[0] != 1 || gens[1] != 1 || gens[2] != 0) /* generations, then the queue of slots */
+        gens++;
+    cr_assert_eq(pair_intake(&p, &seen), CB_LANE_ENTRY);
+    for (uint32_t i = 0; i < 2; i++) {
+        pair_end(&p, i);
+        cb_lane_client_free(p.client, i);
+    }
+    gens[0] = CB_GEN_MASK;
+    gens[1] = 2;
+    entry = family(&p, 2, 0);
+    cr_assert_eq(entry.gen, 3, "2 is newer than 2^24 - 1");
+    pair_fini(&p);
+}
+
+Test(lane, a_family_is_refused_or_waits_whole)
+{
+    struct pair p;
+    struct cb_request_entry entry, seen;
+    struct cb_geometry g;
+
+    cr_assert_eq(cb_geometry_make(&g, 4, 0, 0, 1000, 64), 0);
+    g.down_pool_bytes = 3 * cb_run_layout(4, 1, 0).bytes;
+    pair_init_geometry(&p, &g, 0);
+    entry = family(&p, 4, 4);
+    cr_assert_eq(pair_intake(&p, &seen), CB_QUOTA, "three runs are there, not four");
+    cb_lane_flush(p.lane);
+    for (uint32_t i = 0; i < 4; i++) {
+        cr_assert_eq(poll_one(&p, CB_RESULT_REJECTED).slot, entry.slot + i);
+        cb_lane_client_free(p.client, i);
+    }
+    poll_none(&p);
+    admit(&p, 4, 0);
+    entry = family(&p, 3, 4);
+    cr_assert_eq(entry.slot, 1);
+    cr_assert_eq(pair_intake(&p, &seen), CB_LANE_WAITS, "two runs are left");
+    pair_check(&p);
+    cb_lane_client_cancel(p.client, 2, entry.gen);
+    cr_assert_eq(cb_lane_peek(p.lane, &seen), CB_LANE_WAITS, "two children want it yet");
+    cb_lane_client_cancel(p.client, 1, entry.gen);
+    cb_lane_client_cancel(p.client, 3, entry.gen);
+    cr_assert_eq(pair_intake(&p, &seen), CB_LANE_CANCELLED);
+    cb_lane_flush(p.lane);
+    for (uint32_t i = 1; i < 4; i++)
+        cr_assert_eq(poll_one(&p, CB_RESULT_CANCELLED).slot, i);
+    pair_check(&p);
+    pair_fini(&p);
+}
+
+/* What the children may yet need is free before they are let in, or the ring would not hold it. */
+Test(lane, a_family_waits_until_the_ring_holds_all_that_it_may_need)
+{
+    struct pair p;
+    struct cb_request_entry seen;
+    struct cb_result_entry got;
+    struct cb_geometry g;
+    uint32_t n;
+
+    cr_assert_eq(cb_geometry_make(&g, 8, 0, 0, 1000, 64), 0);
+    pair_init_geometry(&p, &g, 0);
+    for (n = 0; n < 100; n++) { /* 8 ACCEPTED and 8 ends a turn, of which none is read */
+        family(&p, 8, 1);
+        if (pair_intake(&p, &seen) == CB_LANE_WAITS)
+            break;
+        for (uint32_t i = 0; i < 8; i++) {
+            pair_end(&p, i);
+            cb_lane_client_free(p.client, i);
+        }
+        cb_lane_flush(p.lane);
+        pair_check(&p);
+    }
+    cr_assert_eq(n, (g.res_capacity - 25) / 16 + 1);
+    pair_check(&p);
+    while (pair_intake(&p, &seen) == CB_LANE_WAITS)
+        cr_assert_eq(cb_lane_client_poll(p.client, &got) & CB_LANE_ENTRY, CB_LANE_ENTRY);
+    cb_lane_flush(p.lane);
+    pair_check(&p);
+    pair_fini(&p);
 }

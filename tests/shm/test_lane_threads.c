@@ -224,7 +224,7 @@ static const char *client_storm(struct storm *s)
         bool idle = true;
         int r;
 
-        if (n_sent < s->n_requests && cb_lane_client_can_submit(s->p.client)) {
+        if (n_sent < s->n_requests && cb_lane_client_can_submit(s->p.client, 1)) {
             struct cb_request_entry entry;
             uint32_t n_new = (uint32_t)(next_random(&random) % (s->n_new_max + 1));
 

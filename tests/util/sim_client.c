@@ -253,7 +253,10 @@ static int spoil(struct sim_client *c, struct sim_request *r, struct cb_request_
         e->prompt_off = UINT64_MAX - 3;
         return CB_BAD_BOUNDS;
     case 5:
-        e->reserved[draw(c, 4)] = 1;
+        if (draw(c, 4))
+            e->reserved[draw(c, 3)] = 1;
+        else
+            e->reserved_half = 1;
         return CB_BAD_OPTION;
     case 6:
         e->max_new_tokens = c->welcome.geometry.n_context;
@@ -270,7 +273,7 @@ static void submit(struct sim_client *c)
     struct cb_request_entry e;
     uint32_t region = 0;
     uint64_t block[32];
-    if (!cb_lane_client_can_submit(c->lc))
+    if (!cb_lane_client_can_submit(c->lc, 1))
         return;
     while (region < REGIONS && c->regions >> region & 1)
         region++;

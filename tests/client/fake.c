@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -464,6 +465,9 @@ static void serve(struct fake *f)
 static void *run(void *arg)
 {
     struct fake *f = arg;
+    sigset_t all; /* a test's signals are for its threads; this one plays another process */
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, NULL);
     while (!atomic_load(&f->stop)) {
         struct pollfd p[2] = {{f->listener, POLLIN, 0}, {f->nudge[0], POLLIN, 0}};
         poll(p, 2, 1000);

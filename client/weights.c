@@ -4,65 +4,22 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL /* so that the library needs no other one */
 #include <xxhash.h>
 
+#include "client/command.h"
 #include "client/internal.h"
 
 #define PIECE_BYTES ((size_t)1 << 20)
-#define ANSWER_MS   10000
-#define TEXT_MAX    2048
-
-struct answer {
-    char text[TEXT_MAX + 1]; /* JSON; cut, should there be more */
-    size_t n;
-    int fd; /* that came with it; -1: none */
-};
-
-static int send_command(int sock, const char *command, const char *argument)
-{
-    struct cb_admin record = {.head = {CB_RECORD_MAGIC, CB_RECORD_ADMIN, 0},
-                              .command_bytes = (uint32_t)strlen(command),
-                              .argument_bytes = (uint32_t)strlen(argument)};
-    memcpy(record.command, command, record.command_bytes);
-    memcpy(record.argument, argument, record.argument_bytes);
-    /* Who hung up already may have said why: that is read next. */
-    if (send(sock, &record, sizeof(record), MSG_NOSIGNAL) < 0 && errno != EPIPE &&
-        errno != ECONNRESET)
-        return cb_fail(CB_LOST);
-    return 0;
-}
-
-/* One record, and a descriptor if one came: its bytes; 0 or -1 as recvmsg. */
-static ssize_t receive(int sock, struct cb_reply *piece, int *fdp)
-{
-    union {
-        char bytes[CMSG_SPACE(sizeof(int))];
-        struct cmsghdr align;
-    } control;
-    struct iovec iov = {.iov_base = piece, .iov_len = sizeof(*piece)};
-    struct msghdr message = {.msg_iov = &iov,
-                             .msg_iovlen = 1,
-                             .msg_control = control.bytes,
-                             .msg_controllen = sizeof(control.bytes)};
-    ssize_t n = recvmsg(sock, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    struct cmsghdr *c = n < 0 ? NULL : CMSG_FIRSTHDR(&message);
-    if (c && c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS &&
-        c->cmsg_len == CMSG_LEN(sizeof(int)) && *fdp < 0)
-        memcpy(fdp, CMSG_DATA(c), sizeof(int));
-    return n;
-}
 
 /* The text after "key":, or NULL. */
-static const char *value_of(const struct answer *a, const char *key)
+static const char *value_of(const struct cb_command_answer *a, const char *key)
 {
     char quoted[40];
     snprintf(quoted, sizeof(quoted), "\"%s\":", key);
@@ -73,14 +30,14 @@ static const char *value_of(const struct answer *a, const char *key)
     return at + strspn(at, " ");
 }
 
-static uint64_t number_of(const struct answer *a, const char *key)
+static uint64_t number_of(const struct cb_command_answer *a, const char *key)
 {
     const char *at = value_of(a, key);
     return at ? strtoull(at, NULL, 10) : 0;
 }
 
 /* The daemon's own words, which say what was wrong and what to do. */
-static int fail_as_told(const struct answer *a, int status)
+static int fail_as_told(const struct cb_command_answer *a, int status)
 {
     char words[512];
     const char *at = value_of(a, "error");
@@ -95,53 +52,12 @@ static int fail_as_told(const struct answer *a, int status)
     return cb_fail_at(words, status, 0, 0);
 }
 
-static int take_piece(struct answer *a, const struct cb_reply *piece)
+/* As cb_command; a refusal is told in the daemon's words. */
+static int ask(int sock, const char *command, const char *argument, int wait_ms,
+               struct cb_command_answer *a)
 {
-    size_t n = piece->bytes;
-    if (piece->head.magic != CB_RECORD_MAGIC || piece->head.type != CB_RECORD_REPLY ||
-        n > sizeof(piece->text))
-        return cb_fail_at("the daemon's answer", CB_BAD_RECORD, 0, 0);
-    if (n > TEXT_MAX - a->n)
-        n = TEXT_MAX - a->n;
-    memcpy(a->text + a->n, piece->text, n);
-    a->n += n;
-    a->text[a->n] = 0;
-    if (!piece->is_last)
-        return 1;
-    return piece->status ? fail_as_told(a, piece->status) : 0;
-}
-
-/* Asks, and waits for the whole answer: 0 or a status. */
-static int ask(int sock, const char *command, const char *argument, int wait_ms, struct answer *a)
-{
-    int r = send_command(sock, command, argument);
-    *a = (struct answer){.fd = -1};
-    while (!r) {
-        struct pollfd p = {sock, POLLIN, 0};
-        struct cb_reply piece;
-        int ready = poll(&p, 1, wait_ms);
-        if (ready == 0)
-            return cb_fail_silent(sock, (unsigned)wait_ms / 1000);
-        ssize_t n = ready < 0 ? -1 : receive(sock, &piece, &a->fd);
-        /* ECONNRESET, told once: it closed without reading. A refusal may lie behind it. */
-        if (n < 0 && (errno == EINTR || errno == EAGAIN || errno == ECONNRESET))
-            continue;
-        if (n <= 0)
-            return cb_fail(CB_LOST);
-        if (n == sizeof(piece) && piece.head.magic == CB_RECORD_MAGIC &&
-            piece.head.type == CB_RECORD_REFUSED) {
-            struct cb_refused refused;
-            memcpy(&refused, &piece, sizeof(refused));
-            return cb_fail_with(refused.status, refused.detail[0], refused.detail[1]);
-        }
-        if (n != sizeof(piece))
-            return cb_fail_at("the daemon's answer", CB_BAD_RECORD, 0, 0);
-        r = take_piece(a, &piece);
-        if (r <= 0)
-            return r;
-        r = 0;
-    }
-    return r;
+    int r = cb_command(sock, command, argument, wait_ms, a);
+    return a->status ? fail_as_told(a, r) : r;
 }
 
 struct loading {
@@ -203,27 +119,25 @@ static int fill(struct loading *l)
 static int load(int sock, struct loading *l, struct cb_loaded *loaded)
 {
     char size[24];
-    struct answer a;
+    struct cb_command_answer a;
     snprintf(size, sizeof(size), "%" PRIu64, l->bytes);
-    int r = ask(sock, "stage-weights", size, ANSWER_MS, &a);
+    int r = ask(sock, "stage-weights", size, CB_COMMAND_MS, &a);
     l->staging = a.fd;
     if (!r && l->staging < 0)
         r = cb_fail_at("the daemon sent no memory for the file", CB_BAD_RECORD, 0, 0);
     if (!r)
         r = fill(l);
-    if (l->staging >= 0)
-        close(l->staging);
-    if (!r) {
-        r = ask(sock, "load-weights", l->hash, -1, &a); /* as long as it takes to load them */
-        if (a.fd >= 0)
-            close(a.fd);
-    }
+    cb_command_free(&a);
+    if (r)
+        return r;
+    r = ask(sock, "load-weights", l->hash, -1, &a); /* as long as it takes to load them */
     if (!r && loaded) {
         loaded->weight_epoch = (uint32_t)number_of(&a, "weight_epoch");
         loaded->n_restarted = (uint32_t)number_of(&a, "restarted");
         loaded->stall_ms = number_of(&a, "stall_ms");
         loaded->bytes = l->bytes;
     }
+    cb_command_free(&a);
     return r;
 }
 

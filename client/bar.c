@@ -4,27 +4,21 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "client/internal.h"
 
 #define STEP_NS     100000000u
 #define WIDTH_MAX   100u /* a longer one is no easier to read */
 #define WIDTH_USUAL 80u
 #define SECOND_NS   1000000000u
 
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * SECOND_NS + (uint64_t)t.tv_nsec;
-}
-
 void cb_bar_init(struct cb_bar *bar, int fd, size_t total, size_t n_before)
 {
     *bar = (struct cb_bar){.fd = fd >= 0 && isatty(fd) ? fd : -1,
                            .total = total,
                            .n_before = n_before,
-                           .begin_ns = now_ns()};
+                           .begin_ns = cb_now_ns()};
 }
 
 /* "01:05", or "2:01:05". */
@@ -69,7 +63,7 @@ void cb_bar_show(struct cb_bar *bar, size_t n, size_t n_failed, bool always)
 {
     struct winsize size;
     char text[CB_BAR_BYTES], line[CB_BAR_BYTES + 8];
-    uint64_t now = bar->fd < 0 ? 0 : now_ns();
+    uint64_t now = bar->fd < 0 ? 0 : cb_now_ns();
     if (bar->fd < 0 || (!always && now - bar->shown_ns < STEP_NS))
         return;
     bar->shown_ns = now;

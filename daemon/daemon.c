@@ -48,19 +48,6 @@ struct settings_facts daemon_facts(const struct model *model)
     return facts;
 }
 
-static enum scheduler_kind scheduler_of(const struct settings *set)
-{
-    static const char *const words[] = {[SCHEDULER_FIFO] = "fifo",
-                                        [SCHEDULER_PREFILL_FIRST] = "prefill_first",
-                                        [SCHEDULER_PRIORITY] = "priority",
-                                        [SCHEDULER_FAIR] = "fair",
-                                        [SCHEDULER_AUTO] = "auto"};
-    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
-        if (strcmp(words[i], set->scheduler) == 0)
-            return (enum scheduler_kind)i;
-    return SCHEDULER_AUTO;
-}
-
 static void set_weights(struct daemon *d)
 {
     struct share_weights weights;
@@ -167,7 +154,7 @@ static int make_parts(struct daemon *d)
     deliver_init(&d->deliver, d->clients, d->config.stats, d->config.clock);
     const struct engine_sink sink = deliver_sink(&d->deliver);
     const struct engine_config engine = {
-        .scheduler = scheduler_of(set),
+        .scheduler = resolved.scheduler,
         .ageing_ms = (uint32_t)set->priority_ageing_ms,
         .max_requests = (uint32_t)set->max_requests,
         .max_held_tokens = set->max_held_tokens,

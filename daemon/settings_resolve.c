@@ -84,6 +84,19 @@ static void resolve_graphs(const struct settings *set, const struct settings_fac
                                 : is(set->use_async_batching, "true"));
 }
 
+static enum scheduler_kind scheduler_of(const struct settings *set)
+{
+    static const char *const words[] = {[SCHEDULER_FIFO] = "fifo",
+                                        [SCHEDULER_PREFILL_FIRST] = "prefill_first",
+                                        [SCHEDULER_PRIORITY] = "priority",
+                                        [SCHEDULER_FAIR] = "fair",
+                                        [SCHEDULER_AUTO] = "auto"};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(words[i], set->scheduler) == 0)
+            return (enum scheduler_kind)i;
+    return SCHEDULER_AUTO;
+}
+
 void settings_resolve(const struct settings *set, const struct settings_facts *facts,
                       struct settings_resolved *r)
 {
@@ -91,9 +104,9 @@ void settings_resolve(const struct settings *set, const struct settings_facts *f
     resolve_sizes(set, facts, r);
     resolve_levels(set, r);
     resolve_graphs(set, facts, r);
-    r->safety_margin = set->safety_margin >= 0               ? set->safety_margin
-                       : is(set->scheduler, "prefill_first") ? 0
-                                                             : 0.15;
+    r->scheduler = scheduler_of(set);
+    r->safety_margin =
+        set->safety_margin >= 0 ? set->safety_margin : policy_safety_margin(r->scheduler);
     r->kv_dtype = !is(set->kv_dtype, "auto")      ? set->kv_dtype
                   : is(set->backend, "reference") ? "f32"
                                                   : "bf16";

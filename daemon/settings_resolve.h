@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "daemon/sched/policy.h" /* enum scheduler_kind */
 #include "daemon/settings.h"
 
 /* What it depends on besides. All zero: a backend on CPUs, before the model is open. */
@@ -33,6 +34,7 @@ struct settings_resolved {
     uint32_t level, mixed_level, decode_level; /* of tuning; 0: none */
     bool mixed_graphs, decode_graphs;
     bool overlaps;
+    enum scheduler_kind scheduler;
     double safety_margin;
     const char *kv_dtype;
 };

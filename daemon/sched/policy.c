@@ -54,10 +54,10 @@ struct policy *policy_free(struct policy *p)
     return NULL;
 }
 
-double policy_safety_margin(const struct policy *p)
+double policy_safety_margin(enum scheduler_kind kind)
 {
     /* The margin keeps room for those who decode to grow; prefill_first has none to keep. */
-    return p->kind == SCHEDULER_PREFILL_FIRST ? 0.0 : 0.15;
+    return kind == SCHEDULER_PREFILL_FIRST ? 0.0 : 0.15;
 }
 
 void policy_set_weights(struct policy *p, const struct share_weights *weights)

@@ -45,7 +45,7 @@ int policy_new(struct policy **policyp, enum scheduler_kind kind, uint32_t max_r
 struct policy *policy_free(struct policy *p); /* NULL is fine; returns NULL */
 
 /* The default free share of the cache below which new prefills wait. */
-double policy_safety_margin(const struct policy *p);
+double policy_safety_margin(enum scheduler_kind kind);
 
 /* What users' requests weigh from now on. */
 void policy_set_weights(struct policy *p, const struct share_weights *weights);

@@ -30,7 +30,7 @@ int scheduler_new(struct scheduler **schedulerp, const struct scheduler_config *
         return -ENOMEM;
     }
     if (s->config.safety_margin < 0)
-        s->config.safety_margin = policy_safety_margin(s->policy);
+        s->config.safety_margin = policy_safety_margin(s->config.policy);
     *schedulerp = s;
     return 0;
 }

@@ -8,16 +8,9 @@
 #include "daemon/engine.h"
 #include "daemon/sched/batch.h"
 #include "shm/status.h"
+#include "tests/daemon/job.h"
 
 enum { N_JOBS = 6, VOCAB = 512, CONTEXT = 400, PAGE = 4, N_NEW = 130 };
-
-struct job {
-    uint32_t prompt[CONTEXT], n_prompt;
-    struct request_spec spec;
-    struct request *r; /* NULL: ended */
-    uint32_t got[CONTEXT], n_got, n_ends;
-    struct request_end end;
-};
 
 struct rig {
     struct model *model;
@@ -25,27 +18,6 @@ struct rig {
     struct virtual_clock time;
     struct clock clock;
 };
-
-static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
-                     uint64_t time_ns)
-{
-    struct job *j = owner;
-    (void)ctx;
-    (void)r;
-    (void)time_ns;
-    cr_assert_eq(index, j->n_got);
-    j->got[j->n_got++] = token;
-}
-
-static void on_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
-{
-    struct job *j = owner;
-    (void)ctx;
-    (void)r;
-    cr_assert_eq(j->n_ends++, 0);
-    j->end = *end;
-    j->r = NULL;
-}
 
 static void rig_init(struct rig *g, bool shares)
 {
@@ -63,7 +35,7 @@ static void rig_init(struct rig *g, bool shares)
                                          .max_requests_per_batch = 16,
                                          .safety_margin = 0,
                                          .allow_block_sharing = shares};
-    const struct engine_sink sink = {.token = on_token, .end = on_end};
+    const struct engine_sink sink = {.token = job_token, .end = job_end};
     cr_assert_eq(model_open(&g->model, &model, message), 0, "%s", message);
     virtual_clock_init(&g->time, &g->clock);
     cr_assert_eq(engine_new(&g->engine, &config, g->model, &sink, &g->clock), 0);

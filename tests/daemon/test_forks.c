@@ -7,16 +7,9 @@
 #include "daemon/base/clock.h"
 #include "daemon/engine.h"
 #include "daemon/sched/batch.h"
+#include "tests/daemon/job.h"
 
-enum { TOKENS_MAX = 160, JOBS_MAX = 64, VOCAB = 512, CONTEXT = 200 };
-
-struct job {
-    uint32_t prompt[TOKENS_MAX], n_prompt;
-    struct request_spec spec;
-    struct request *r; /* NULL: ended */
-    uint32_t got[TOKENS_MAX], n_got, n_ends;
-    struct request_end end;
-};
+enum { JOBS_MAX = 64, VOCAB = 512, CONTEXT = 200 };
 
 struct shape {
     uint32_t max_batch_tokens, page_size, n_blocks;
@@ -32,27 +25,6 @@ struct rig {
 
 static const struct shape roomy = {256, 8, 64, true};
 static uint32_t n_pool_blocks; /* beside the cache of the next rig */
-
-static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
-                     uint64_t time_ns)
-{
-    struct job *j = owner;
-    (void)ctx;
-    (void)time_ns;
-    cr_assert_eq(r, j->r);
-    cr_assert_eq(index, j->n_got);
-    j->got[j->n_got++] = token;
-}
-
-static void on_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
-{
-    struct job *j = owner;
-    (void)ctx;
-    cr_assert_eq(r, j->r);
-    cr_assert_eq(j->n_ends++, 0);
-    j->end = *end;
-    j->r = NULL;
-}
 
 static void rig_init(struct rig *g, const struct shape *s)
 {
@@ -72,7 +44,7 @@ static void rig_init(struct rig *g, const struct shape *s)
                                          .max_requests_per_batch = 16,
                                          .safety_margin = 0,
                                          .allow_block_sharing = s->shares};
-    const struct engine_sink sink = {.token = on_token, .end = on_end};
+    const struct engine_sink sink = {.token = job_token, .end = job_end};
     cr_assert_eq(model_open(&g->model, &model, message), 0, "%s", message);
     virtual_clock_init(&g->time, &g->clock);
     cr_assert_eq(engine_new(&g->engine, &config, g->model, &sink, &g->clock), 0);

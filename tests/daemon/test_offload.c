@@ -10,16 +10,9 @@
 #include "daemon/engine.h"
 #include "daemon/model/model_ops.h"
 #include "daemon/sched/batch.h"
+#include "tests/daemon/job.h"
 
 enum { N_JOBS = 64, VOCAB = 512, CONTEXT = 400, PAGE = 4, ROOMY = 4096 };
-
-struct job {
-    uint32_t prompt[CONTEXT];
-    struct request_spec spec;
-    struct request *r; /* NULL: ended */
-    uint32_t got[CONTEXT], n_got, n_ends;
-    struct request_end end;
-};
 
 struct shape {
     uint32_t n_blocks, n_pool_blocks;
@@ -53,27 +46,6 @@ static int copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32
 
 /* ---- the rig --------------------------------------------------------------------------------- */
 
-static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
-                     uint64_t time_ns)
-{
-    struct job *j = owner;
-    (void)ctx;
-    (void)r;
-    (void)time_ns;
-    cr_assert_eq(index, j->n_got);
-    j->got[j->n_got++] = token;
-}
-
-static void on_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
-{
-    struct job *j = owner;
-    (void)ctx;
-    (void)r;
-    cr_assert_eq(j->n_ends++, 0);
-    j->end = *end;
-    j->r = NULL;
-}
-
 static void rig_init(struct rig *g, const struct shape *shape)
 {
     static struct model_ops ops;
@@ -94,7 +66,7 @@ static void rig_init(struct rig *g, const struct shape *shape)
                                          .max_requests_per_batch = N_JOBS,
                                          .safety_margin = 0,
                                          .allow_block_sharing = shape->shares};
-    const struct engine_sink sink = {.token = on_token, .end = on_end};
+    const struct engine_sink sink = {.token = job_token, .end = job_end};
     cr_assert_eq(model_open(&g->model, &model, message), 0, "%s", message);
     cr_assert_eq(model_info(g->model)->n_pool_blocks, shape->n_pool_blocks);
     null_ops = g->model->ops;

@@ -9,21 +9,13 @@
 #include "daemon/engine.h"
 #include "daemon/sched/batch.h"
 #include "shm/status.h"
+#include "tests/daemon/job.h"
 #include "tests/fake_model.h"
 
-enum { PAGE = 4, N_BLOCKS = 64, TOKENS_MAX = 160, VOCAB = 512, CONTEXT = 200, SEQS_MAX = 16 };
+enum { PAGE = 4, N_BLOCKS = 64, VOCAB = 512, CONTEXT = 200, SEQS_MAX = 16 };
 
 #define SEED UINT64_C(17)
 #define BAD  UINT64_C(1) /* a value that spoils all that is computed from it */
-
-struct job {
-    uint32_t prompt[TOKENS_MAX], n_prompt;
-    struct request_spec spec;
-    struct request *r; /* NULL: ended */
-    uint32_t got[TOKENS_MAX], n_got;
-    uint32_t n_ends;
-    struct request_end end;
-};
 
 struct rig {
     struct fake_model *fake;
@@ -110,28 +102,6 @@ static void on_look(void *ctx)
         engine_cancel(g->engine, g->cancel_in_look->r);
 }
 
-static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
-                     uint64_t time_ns)
-{
-    struct job *j = owner;
-    (void)ctx;
-    (void)r;
-    (void)time_ns;
-    cr_assert_eq(j->n_ends, 0);
-    cr_assert_eq(index, j->n_got);
-    j->got[j->n_got++] = token;
-}
-
-static void on_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
-{
-    struct job *j = owner;
-    (void)ctx;
-    cr_assert_eq(r, j->r);
-    cr_assert_eq(j->n_ends++, 0);
-    j->end = *end;
-    j->r = NULL;
-}
-
 /* ---- the rig --------------------------------------------------------------------------------- */
 
 static void rig_init(struct rig *g, uint32_t max_batch_tokens, uint32_t n_blocks)
@@ -143,7 +113,7 @@ static void rig_init(struct rig *g, uint32_t max_batch_tokens, uint32_t n_blocks
                                          .safety_margin = 0,
                                          .allow_block_sharing = true};
     memset(g, 0, sizeof *g);
-    const struct engine_sink sink = {.ctx = g, .look = on_look, .token = on_token, .end = on_end};
+    const struct engine_sink sink = {.ctx = g, .look = on_look, .token = job_token, .end = job_end};
     g->no_memory_from = UINT32_MAX;
     g->fake = fake_model_new(VOCAB, n_blocks, PAGE, CONTEXT);
     cr_assert_not_null(g->fake);

@@ -9,17 +9,10 @@
 #include "daemon/base/clock.h"
 #include "daemon/engine.h"
 #include "daemon/sched/batch.h"
+#include "tests/daemon/job.h"
 #include "tests/fake_model.h"
 
-enum { PAGE = 4, SLOTS_MAX = 4096, TOKENS_MAX = 600, VOCAB = 512, CONTEXT = 500, SEQS_MAX = 8 };
-
-struct job {
-    uint32_t prompt[TOKENS_MAX], n_prompt;
-    struct request_spec spec;
-    struct request *r; /* NULL: ended */
-    uint32_t got[TOKENS_MAX], n_got;
-    struct request_end end;
-};
+enum { PAGE = 4, SLOTS_MAX = 4096, VOCAB = 512, CONTEXT = 500, SEQS_MAX = 8 };
 
 struct shape {
     uint32_t max_batch_tokens, n_sectors, n_groups;
@@ -109,26 +102,6 @@ static int copy(void *ctx, uint32_t group, uint32_t from_idx, uint32_t to_idx)
 
 /* ---- the rig --------------------------------------------------------------------------------- */
 
-static void on_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
-                     uint64_t time_ns)
-{
-    struct job *j = owner;
-    (void)ctx;
-    (void)r;
-    (void)time_ns;
-    cr_assert_eq(index, j->n_got);
-    j->got[j->n_got++] = token;
-}
-
-static void on_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
-{
-    struct job *j = owner;
-    (void)ctx;
-    (void)r;
-    j->end = *end;
-    j->r = NULL;
-}
-
 static void rig_init(struct rig *g, const struct shape *shape)
 {
     static struct model_ops ops;
@@ -139,7 +112,7 @@ static void rig_init(struct rig *g, const struct shape *shape)
                                          .safety_margin = 0,
                                          .allow_block_sharing = true};
     memset(g, 0, sizeof *g);
-    const struct engine_sink sink = {.ctx = g, .token = on_token, .end = on_end};
+    const struct engine_sink sink = {.ctx = g, .token = job_token, .end = job_end};
     g->shape = *shape;
     g->fake = fake_model_new(VOCAB, shape->n_sectors, PAGE, CONTEXT);
     cr_assert_not_null(g->fake);
@@ -175,7 +148,7 @@ static int try_submit(struct rig *g, struct job *j)
     j->spec.top_p = 1;
     j->spec.ignore_eos = true;
     j->spec.owner = j;
-    j->n_got = 0;
+    j->n_got = j->n_ends = 0;
     return engine_submit(g->engine, &j->spec, &j->r);
 }
 

@@ -295,6 +295,7 @@ void daemon_weights_changed(struct daemon *d)
     struct engine_stats now;
     engine_stats(d->engine, &now);
     memcpy(d->clients->config.fingerprint, info->fingerprint, sizeof info->fingerprint);
+    cb_stats_set_fingerprint(d->config.stats, info->fingerprint);
     clients_notice(d->clients, CB_NOTICE_WEIGHTS, now.weight_epoch & 1);
     d->progress_ns = clock_now(d->config.clock); /* no step could run meanwhile */
 }

@@ -35,6 +35,11 @@ void cb_stats_init(struct cb_stats_page *page, const struct cb_stats_boot *boot)
     cb_store64(&page->magic, CB_STATS_MAGIC, CB_RELEASE);
 }
 
+void cb_stats_set_fingerprint(struct cb_stats_page *page, const uint64_t fingerprint[2])
+{
+    cb_copy_out(page->boot.fingerprint, fingerprint, sizeof page->boot.fingerprint);
+}
+
 static void word_add(cb_atomic64 *word, uint64_t n)
 {
     /* Relaxed: display only, and this thread is the only writer. */

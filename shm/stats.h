@@ -32,10 +32,10 @@ enum cb_timing {
 #define CB_STATS_MAGIC   0x3154415453424300ull
 #define CB_STATS_VERSION 3u
 
-/* Facts that don't change while a daemon runs. Strings end with a NUL. */
+/* Facts that don't change while a daemon runs, but for one. Strings end with a NUL. */
 struct cb_stats_boot {
     uint64_t boot_id[2];
-    uint64_t fingerprint[2];
+    uint64_t fingerprint[2]; /* of the weights in use: others may be loaded */
     uint64_t started_unix_s;
     uint64_t pid;
     uint32_t n_vocab, n_context;
@@ -71,6 +71,8 @@ struct cb_stats_page {
 /* Daemon: fills a fresh, zeroed page of at least sizeof(struct cb_stats_page). The magic is stored
  * last. */
 void cb_stats_init(struct cb_stats_page *page, const struct cb_stats_boot *boot);
+/* Other weights were loaded. */
+void cb_stats_set_fingerprint(struct cb_stats_page *page, const uint64_t fingerprint[2]);
 void cb_stats_add(struct cb_stats_page *page, enum cb_stat stat, uint64_t n);
 void cb_stats_set(struct cb_stats_page *page, enum cb_stat stat, uint64_t value);
 uint64_t cb_stats_get(const struct cb_stats_page *page, enum cb_stat stat);

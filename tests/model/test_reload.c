@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -159,7 +160,7 @@ Test(reload, what_is_of_another_model)
     gguf_out_string(o, "general.architecture", "mamba");
     refuse(m, o, -ENOTSUP, "architecture 'mamba' is not supported");
 
-    /* The same shapes, another order of merges; and another token. */
+    /* The same shapes, and another template. */
     o = gguf_out_new(3);
     tiny_keys(o, &t);
     tiny_vocab(o);
@@ -171,6 +172,57 @@ Test(reload, what_is_of_another_model)
     tiny_keys(o, &t);
     tiny_vocab(o);
     refuse(m, o, -EINVAL, "token_embd.weight");
+    model_free(m);
+}
+
+/* Writes `now` over the file's first `was`, a string of as many bytes; returns where. */
+static unsigned char *spoil(unsigned char *file, size_t bytes, const char *was, const char *now)
+{
+    unsigned char *at = memmem(file, bytes, was, strlen(was));
+
+    cr_assert(at && strlen(was) == strlen(now));
+    return memcpy(at, now, strlen(now));
+}
+
+static void refuse_vocab(struct model *m, const unsigned char *file, size_t bytes,
+                         const char *fault)
+{
+    char path[MEMORY_FILE_PATH_MAX], message[MODEL_MESSAGE_MAX] = "", sentence[MODEL_MESSAGE_MAX];
+    struct sample runs = answer(m), now;
+
+    snprintf(sentence, sizeof sentence,
+             "other weights: %s of the model that runs: other weights must have the same "
+             "vocabulary",
+             fault);
+    cr_expect_eq(reload(m, memory_file(file, bytes, path), message), -EINVAL);
+    cr_expect_str_eq(message, sentence);
+    now = answer(m);
+    cr_expect(are_alike(&runs, &now), "another answer after: %s", message);
+}
+
+/* As many tokens, all as long as those that run: one is spelt otherwise; two have changed places; and
+ * a special one. */
+Test(reload, a_vocabulary_of_the_same_size)
+{
+    const struct tiny t = tiny_default();
+    struct model *m = open_tiny(&t, "cpu");
+    struct gguf_out *o = tiny_new(&t);
+    size_t bytes;
+    unsigned char *file = gguf_out_finish(o, &bytes), *token;
+
+    token = spoil(file, bytes, "jr", "jR");
+    spoil(file, bytes, "j r", "j R"); /* its merge */
+    refuse_vocab(m, file, bytes, "token 510 is not that");
+    spoil(file, bytes, "j R", "j r");
+    memcpy(token, "js", 2);
+    memcpy(token + 2 + 8, "jr", 2); /* behind the length of the next */
+    refuse_vocab(m, file, bytes, "token 510 is not that");
+    memcpy(token, "jr", 2);
+    memcpy(token + 2 + 8, "js", 2);
+    spoil(file, bytes, "<|endoftext|>", "<|endoftexT|>");
+    refuse_vocab(m, file, bytes, "merges, special tokens, name or chat template are not those");
+    free(file);
+    gguf_out_free(o);
     model_free(m);
 }
 

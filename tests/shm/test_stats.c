@@ -46,6 +46,19 @@ Test(stats, strings_of_the_boot_always_end)
     cr_assert_eq(boot.pid, 5);
 }
 
+Test(stats, the_fingerprint_alone_changes)
+{
+    const uint64_t fingerprint[2] = {7, 8};
+    struct cb_stats_boot before, after;
+
+    make();
+    cb_stats_boot(&page, &before);
+    cb_stats_set_fingerprint(&page, fingerprint);
+    cb_stats_boot(&page, &after);
+    memcpy(before.fingerprint, fingerprint, sizeof fingerprint);
+    cr_assert_eq(memcmp(&before, &after, sizeof before), 0);
+}
+
 Test(stats, a_page_of_another_length_is_read_as_far_as_both_know)
 {
     make();

@@ -70,6 +70,23 @@ static void load(const struct system *s, const char *path, int status, const cha
     output_free(&o);
 }
 
+/* As status shows it and as WELCOME has it, which must be the same. The caller's to free. */
+static json_t *fingerprint_of(const struct system *s)
+{
+    struct raw r;
+    char text[40];
+    cr_assert(raw_open(&r, s));
+    const uint64_t *told = r.welcome.fingerprint;
+    snprintf(text, sizeof text, "%016llx%016llx", (unsigned long long)told[1],
+             (unsigned long long)told[0]);
+    raw_close(&r);
+    json_t *status = system_cbctl(s, SETTINGS("status"));
+    json_t *shown = json_incref(json_object_get(status, "fingerprint"));
+    json_decref(status);
+    cr_expect_str_eq(json_string_value(shown), text);
+    return shown;
+}
+
 Test(weights, requests_live_through_a_load)
 {
     static const enum cb_on_new_weights wishes[] = {CB_WEIGHTS_DEFAULT, CB_WEIGHTS_CONTINUE,
@@ -88,6 +105,7 @@ Test(weights, requests_live_through_a_load)
     write_tiny(&s, "other.gguf", 2, 3, other);
     system_start(&s, SETTINGS("--model", first, "--backend", "reference", "--threads", "1"));
     h = system_open(&s, NULL);
+    json_t *at_first = fingerprint_of(&s);
     for (uint32_t i = 0; i < N_REQUESTS; i++)
         ids[i] = submit(h, 1 + i % 5, wishes[i % 4]);
     system_await(&s, "tokens_decode", N_REQUESTS);
@@ -123,6 +141,9 @@ Test(weights, requests_live_through_a_load)
     cr_assert_eq(result.n_generated, N_NEW);
     cr_expect(result.weight_epoch == 1 && result.n_prefix_hit == 0);
     memcpy(tokens, result.ids, sizeof tokens);
+    json_t *in_use = fingerprint_of(&s);
+    cr_expect_not(json_equal(at_first, in_use));
+    json_decref(at_first);
     cb_close(h);
     system_signal(&s, SIGTERM);
     cr_assert_eq(system_wait(&s), 0);
@@ -132,6 +153,10 @@ Test(weights, requests_live_through_a_load)
     result = await(h, ids[0]);
     cr_expect_eq(result.weight_epoch, 0);
     cr_expect_eq(memcmp(tokens, result.ids, sizeof tokens), 0);
+    at_first = fingerprint_of(&s);
+    cr_expect(json_equal(at_first, in_use));
+    json_decref(at_first);
+    json_decref(in_use);
     cb_close(h);
     system_settle(&s);
     unlink(first);

@@ -595,7 +595,8 @@ struct cb_result {
     uint64_t total_ns;       /* from acceptance to its end; 0: it runs */
     const uint32_t *ids;     /* the n_generated tokens, as cb_tokens gives them */
     /* What the daemon guessed when it accepted the request, from acceptance: when its first step
-     * would come, and its end, at most UINT32_MAX us. finish 0: it had nothing to guess from. */
+     * would come, and its end, at most UINT32_MAX us. finish 0: it had nothing to guess from,
+     * or the handle was paused. */
     uint64_t predicted_start_ns, predicted_finish_ns;
     /* Of its newest token, once it has ended: how often the daemon had loaded other weights. */
     uint32_t weight_epoch, zero;

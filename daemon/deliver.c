@@ -11,6 +11,16 @@ void deliver_init(struct deliver *d, struct clients *clients, struct cb_stats_pa
     *d = (struct deliver){.clients = clients, .stats = stats, .clock = clock};
 }
 
+/* What the client's pause word says now. */
+static void look_pause(struct deliver *d, struct client *cl)
+{
+    bool was_paused = cl->is_paused;
+    cl->is_paused = cb_lane_look_pause(cl->lane);
+    for (uint32_t s = 0; cl->is_paused != was_paused && s < cl->geometry.n_slots; s++)
+        if (cl->slots[s].request)
+            engine_note_pause(d->engine, cl->slots[s].request);
+}
+
 /* Pause and cancel words of all lanes that have requests. No step is on the device now. */
 static void deliver_look(void *ctx)
 {
@@ -23,7 +33,7 @@ static void deliver_look(void *ctx)
             struct client *cl = list_entry(k, struct client, link);
             if (cl->n_running == 0)
                 continue;
-            cl->is_paused = cb_lane_look_pause(cl->lane);
+            look_pause(d, cl);
             if (cl->is_paused)
                 d->clients->n_paused += cl->n_running;
             uint32_t n = cb_lane_look_cancels(cl->lane, d->slots);
@@ -168,7 +178,7 @@ void deliver_flush(struct deliver *d)
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);
             if (cl->n_running == 0) /* nothing to keep from running, but somebody may wait for it */
-                cl->is_paused = cb_lane_look_pause(cl->lane);
+                look_pause(d, cl);
             if (cb_lane_dirty(cl->lane) || guard_is_broken(cl->guard))
                 clients_flush(d->clients, cl);
         }

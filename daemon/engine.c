@@ -256,7 +256,8 @@ void engine_forecast(struct engine *e, const struct request_spec *spec, struct e
                                         .n_prompt = spec->n_prompt - find_tokens(e, spec),
                                         .limit = spec->max_new_tokens};
     scheduler_forecast(e->scheduler, &wish, clock_now(e->clock), &forecast);
-    *f = (struct engine_forecast){.is_known = forecast.is_known,
+    bool is_paused = spec->paused && *spec->paused; /* for how long, nobody knows */
+    *f = (struct engine_forecast){.is_known = forecast.is_known && !is_paused,
                                   .start_ns = forecast.start_ns,
                                   .first_token_ns = forecast.first_token_ns,
                                   .finish_ns = forecast.finish_ns};
@@ -275,6 +276,11 @@ void engine_set_weights(struct engine *e, const struct share_weights *weights)
 void engine_cancel(struct engine *e, struct request *r)
 {
     engine_decide(e, r, FINISH_CANCELLED, 0);
+}
+
+void engine_note_pause(struct engine *e, struct request *r)
+{
+    scheduler_note_pause(e->scheduler, r);
 }
 
 /* ---- one step -------------------------------------------------------------------------------- */

@@ -103,7 +103,7 @@ void engine_set_weights(struct engine *e, const struct share_weights *weights);
 /* When a request of this spec, which is not too big, would start, have its first token and end: a
  * guess (scheduler.h). */
 struct engine_forecast {
-    bool is_known;                                /* something was measured to guess from */
+    bool is_known; /* something was measured to guess from, and it is not paused          */
     uint64_t start_ns, first_token_ns, finish_ns; /* from now on */
 };
 void engine_forecast(struct engine *e, const struct request_spec *spec, struct engine_forecast *f);
@@ -123,6 +123,9 @@ int engine_load_weights(struct engine *e, int fd, const char *name, enum on_new_
 /* Ends the request at the next step boundary; its end is reported from engine_step. Cancelling
  * twice is fine. */
 void engine_cancel(struct engine *e, struct request *r);
+
+/* What request_spec.paused points to has changed. Not to say so harms forecasts only. */
+void engine_note_pause(struct engine *e, struct request *r);
 
 /* While it is paused no step runs; requests come and go, cancels and deadlines end them as ever.
  * Waits for a step on the device. */

@@ -83,6 +83,26 @@ static void note_level(struct policy *p, uint8_t priority)
         p->level_bits[priority / 64] &= ~bit;
 }
 
+/* Into its queue's sums, unless it is paused: then nobody waits for it. */
+static void count_in(struct queue *q, struct request *r)
+{
+    r->is_counted = !request_is_paused(r);
+    if (!r->is_counted)
+        return;
+    q->n_able++;
+    q->n_tokens += r->n_ids;
+    q->n_limit += r->n_prompt + r->max_new_tokens - r->n_ids;
+}
+
+static void count_out(struct queue *q, const struct request *r)
+{
+    if (!r->is_counted)
+        return;
+    q->n_able--;
+    q->n_tokens -= r->n_ids;
+    q->n_limit -= r->n_prompt + r->max_new_tokens - r->n_ids;
+}
+
 /* In front of the link `before`. */
 static void enqueue(struct policy *p, struct request *r, struct list *before)
 {
@@ -90,8 +110,7 @@ static void enqueue(struct policy *p, struct request *r, struct list *before)
     list_append(before, &r->queue_link);
     q->n++;
     note_level(p, r->priority);
-    q->n_tokens += r->n_ids;
-    q->n_limit += r->n_prompt + r->max_new_tokens - r->n_ids;
+    count_in(q, r);
 }
 
 void policy_enter(struct policy *p, struct request *r)
@@ -118,10 +137,18 @@ void policy_unqueue(struct policy *p, struct request *r)
     list_remove(&r->queue_link);
     q->n--;
     note_level(p, r->priority);
-    q->n_tokens -= r->n_ids;
-    q->n_limit -= r->n_prompt + r->max_new_tokens - r->n_ids;
+    count_out(q, r);
     if (q->n == 0 && r->share)
         shares_note_empty(p->shares, r->share);
+}
+
+void policy_note_pause(struct policy *p, struct request *r)
+{
+    struct queue *q = queue_of(p, r);
+    if (list_is_empty(&r->queue_link))
+        return;
+    count_out(q, r);
+    count_in(q, r);
 }
 
 void policy_queue_first(struct policy *p, struct request *r)
@@ -360,16 +387,17 @@ const char *policy_name(const struct policy *p)
 static bool queue_is_clean(const struct queue *q, uint32_t *np)
 {
     uint64_t n_tokens = 0;
-    uint32_t n = 0;
+    uint32_t n = 0, n_able = 0;
     for (const struct list *link = q->requests.next; link != &q->requests; link = link->next) {
         const struct request *r = policy_queued(link);
         if (link->next->prev != link || r->phase != REQUEST_WAITING || n > q->n)
             return false;
         n++;
-        n_tokens += r->n_ids;
+        n_able += r->is_counted;
+        n_tokens += r->is_counted ? r->n_ids : 0;
     }
     *np += n;
-    return n == q->n && n_tokens == q->n_tokens;
+    return n == q->n && n_able == q->n_able && n_tokens == q->n_tokens;
 }
 
 int policy_check(const struct policy *p, uint32_t n_waiting, const char **whyp)

@@ -58,6 +58,8 @@ void policy_leave(struct policy *p, struct request *r);
 
 /* The request no longer waits. */
 void policy_unqueue(struct policy *p, struct request *r);
+/* Whether it is paused has changed. */
+void policy_note_pause(struct policy *p, struct request *r);
 /* It waits again, before all of its queue. */
 void policy_queue_first(struct policy *p, struct request *r);
 /* It waits again after it gave way: by rank at its old place, else behind all. */
@@ -98,7 +100,7 @@ struct request *policy_loser(struct policy *p, const struct list *active);
 
 /* ---- watching -------------------------------------------------------------------------------- */
 
-/* Of requests that wait: how many, and ids to be computed of them. */
+/* Of requests that wait and are not paused: how many, and ids to be computed of them. */
 struct policy_ahead {
     uint32_t n_requests;
     uint64_t n_tokens, n_limit; /* n_limit: tokens that they may yet generate */

@@ -122,7 +122,7 @@ static void count_turns(struct policy_ahead *ahead, const struct share *other, d
     const struct queue *q = &other->queue;
     double most = n_tokens * other->weight / weight;
     double part = q->n_tokens == 0 || most >= (double)q->n_tokens ? 1 : most / (double)q->n_tokens;
-    ahead->n_requests += (uint32_t)(q->n * part);
+    ahead->n_requests += (uint32_t)(q->n_able * part);
     ahead->n_tokens += (uint64_t)((double)q->n_tokens * part);
     ahead->n_limit += (uint64_t)((double)q->n_limit * part);
 }

@@ -71,6 +71,8 @@ static inline struct request *policy_queued(const struct list *link)
 
 static inline void policy_count_ahead(struct policy_ahead *ahead, const struct request *r)
 {
+    if (request_is_paused(r))
+        return;
     ahead->n_requests++;
     ahead->n_tokens += r->n_ids;
     ahead->n_limit += r->n_prompt + r->max_new_tokens - r->n_ids;
@@ -78,7 +80,7 @@ static inline void policy_count_ahead(struct policy_ahead *ahead, const struct r
 
 static inline void policy_count_queue(struct policy_ahead *ahead, const struct queue *q)
 {
-    ahead->n_requests += q->n;
+    ahead->n_requests += q->n_able;
     ahead->n_tokens += q->n_tokens;
     ahead->n_limit += q->n_limit;
 }

@@ -125,6 +125,7 @@ struct request {
     bool ignore_eos;
     uint8_t priority;
     uint8_t level;          /* policy: what its priority has risen to   */
+    bool is_counted;        /* policy: in its queue's sums, which leave out who is paused */
     struct share *share;    /* policy: its user's; NULL: nobody counts  */
     struct cb_stops *stops; /* NULL: no stop strings */
     struct cb_stop_state stop_state;

@@ -132,6 +132,12 @@ void scheduler_remove(struct scheduler *s, struct request *r)
     cache_clear(s->cache, &r->table);
 }
 
+void scheduler_note_pause(struct scheduler *s, struct request *r)
+{
+    s->load.is_known = false;
+    policy_note_pause(s->policy, r);
+}
+
 void scheduler_restart(struct scheduler *s, struct request *r)
 {
     scheduler_deactivate(s, r);

@@ -71,6 +71,9 @@ void scheduler_add_child(struct scheduler *s, struct request *parent, struct req
  * finds them any more. Never while it is on the device. */
 void scheduler_remove(struct scheduler *s, struct request *r);
 
+/* Whether r is paused has changed: those who wait behind it are told so. */
+void scheduler_note_pause(struct scheduler *s, struct request *r);
+
 /* What is in r's blocks from that one on is not what its ids say: nobody finds them any more, and
  * who took them over begins anew. Between steps, or between planning one and submitting it. */
 void scheduler_distrust(struct scheduler *s, struct request *r, uint32_t first_block);

@@ -23,10 +23,14 @@ struct scheduler {
     uint32_t n_starved;  /* active requests with starved_tokens != 0             */
     bool admission_shut; /* after a soft reset, until an active request leaves   */
     bool wants_room;     /* the last plan left somebody out for want of room     */
+    /* What active requests have before them, but for those that are paused: they are no hindrance,
+     * for who needs their room takes it. */
     struct {
-        bool is_known; /* since the last plan                             */
+        bool is_known;    /* since the last plan */
+        uint32_t n_able;  /* not paused          */
+        uint32_t n_loose; /* blocks of the paused */
         uint64_t n_tokens, n_limit;
-    } load; /* what active requests have before them                                     */
+    } load;
     uint64_t n_soft_resets, n_restarts, n_hits, n_hit_tokens, n_forks;
     uint64_t n_offloads, n_restores, n_recomputed;
 };

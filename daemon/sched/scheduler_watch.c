@@ -114,15 +114,20 @@ void scheduler_why(const struct scheduler *s, const struct request *r, uint64_t 
 /* ---- when ------------------------------------------------------------------------------------ */
 
 /* What active requests have before them: ids to compute, and tokens that they may generate. */
-static void measure_load(const struct scheduler *s, uint64_t *n_tokensp, uint64_t *n_limitp)
+static void measure_load(struct scheduler *s)
 {
-    *n_tokensp = *n_limitp = 0;
+    s->load.is_known = true;
+    s->load.n_able = s->load.n_loose = 0;
+    s->load.n_tokens = s->load.n_limit = 0;
     for (const struct list *link = s->active.next; link != &s->active; link = link->next) {
         const struct request *r = list_entry(link, struct request, link);
-        if (request_is_paused(r))
-            continue; /* who needs its room takes it */
-        *n_tokensp += r->phase == REQUEST_PREFILLING ? r->n_ids - r->past : 0;
-        *n_limitp += r->max_new_tokens - request_n_generated(r);
+        if (request_is_paused(r)) {
+            s->load.n_loose += r->table.n_blocks;
+            continue;
+        }
+        s->load.n_able++;
+        s->load.n_tokens += r->phase == REQUEST_PREFILLING ? r->n_ids - r->past : 0;
+        s->load.n_limit += r->max_new_tokens - request_n_generated(r);
     }
 }
 
@@ -133,9 +138,11 @@ static bool has_place(const struct scheduler *s, const struct policy_ahead *ahea
     struct cache_counts room;
     cache_counts(s->cache, &room);
     uint64_t n_tokens = ahead->n_tokens + wish->n_prompt;
-    return !s->admission_shut && room.free_share >= s->config.safety_margin &&
-           s->n_active + ahead->n_requests < s->config.max_requests_per_batch &&
-           n_tokens / s->config.page_size + ahead->n_requests + 1 <= room.n_unheld;
+    uint64_t n_free = (uint64_t)room.n_unheld + s->load.n_loose;
+    double free_share = room.free_share + (double)s->load.n_loose / room.n_total;
+    return !s->admission_shut && free_share >= s->config.safety_margin &&
+           s->load.n_able + ahead->n_requests < s->config.max_requests_per_batch &&
+           n_tokens / s->config.page_size + ahead->n_requests + 1 <= n_free;
 }
 
 void scheduler_forecast(struct scheduler *s, const struct scheduler_wish *wish, uint64_t now_ns,
@@ -145,20 +152,19 @@ void scheduler_forecast(struct scheduler *s, const struct scheduler_wish *wish, 
     *f = (struct scheduler_forecast){.is_known = pace_is_known(&s->pace)};
     if (!f->is_known)
         return;
-    if (!s->load.is_known) {
-        measure_load(s, &s->load.n_tokens, &s->load.n_limit);
-        s->load.is_known = true;
-    }
+    if (!s->load.is_known)
+        measure_load(s);
     policy_ahead_of_new(s->policy, wish->uid, wish->priority, wish->n_prompt, now_ns, &ahead);
     bool is_next = ahead.n_requests == 0;
     double start_ns = pace_prefill_ns(&s->pace, ahead.n_tokens);
     if (!is_next || !policy_is_ranked(s->policy))
         start_ns += pace_prefill_ns(&s->pace, s->load.n_tokens);
     /* Places come free as those who run end, one after the other. */
-    if (s->n_active > 0 && !(is_next && policy_is_ranked(s->policy)) && !has_place(s, &ahead, wish))
+    if (s->load.n_able > 0 && !(is_next && policy_is_ranked(s->policy)) &&
+        !has_place(s, &ahead, wish))
         start_ns += pace_decode_ns(&s->pace, (ahead.n_requests + 1.0) *
                                                  pace_expected(&s->pace, s->load.n_limit) /
-                                                 s->n_active / s->n_active);
+                                                 s->load.n_able / s->load.n_able);
     double first_ns = start_ns + pace_prefill_ns(&s->pace, wish->n_prompt);
     double n_tokens = pace_expected(&s->pace, wish->limit);
     double finish_ns = first_ns + (n_tokens > 1 ? pace_decode_ns(&s->pace, n_tokens - 1) : 0);

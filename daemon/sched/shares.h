@@ -42,7 +42,10 @@ struct queue {
     struct list requests; /* request.queue_link */
     struct list *cursor;  /* of a round: the next candidate */
     uint32_t n;
-    uint64_t n_tokens, n_limit; /* sums over them: ids to compute; tokens that they may generate */
+    /* Of those that are not paused, as far as that was noted: how many, ids to compute, and tokens
+     * that they may generate. */
+    uint32_t n_able;
+    uint64_t n_tokens, n_limit;
 };
 
 static inline void queue_clear(struct queue *q)

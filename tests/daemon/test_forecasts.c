@@ -66,6 +66,85 @@ Test(forecasts, what_is_predicted_comes_near_to_what_happens)
     }
 }
 
+static const char *why(struct timed *w, const struct timed_job *j)
+{
+    static char text[600];
+    engine_request_why(w->engine, j->r, text, sizeof text);
+    return text;
+}
+
+#define EXPECT_WHY(w, j, part) \
+    cr_expect(strstr(why(w, j), part), "'%s' lacks '%s'", why(w, j), part)
+
+/* Sends n, which are run while *paused is false. */
+static void send_pausable(struct timed *w, struct timed_job *jobs, uint32_t n, const bool *paused)
+{
+    uint32_t prompt[TIMED_PROMPT_MAX];
+    for (uint32_t i = 0; i < n; i++) {
+        jobs[i] = (struct timed_job){.n_prompt = 200, .limit = 40};
+        struct request_spec spec = timed_spec(w, &jobs[i], prompt);
+        spec.paused = paused;
+        cr_assert_eq(engine_submit(w->engine, &spec, &jobs[i].r), 0);
+        w->n_there++;
+    }
+}
+
+static void pause_jobs(struct timed *w, struct timed_job *jobs, uint32_t n, bool *paused, bool now)
+{
+    *paused = now;
+    for (uint32_t i = 0; i < n; i++)
+        if (jobs[i].r)
+            engine_note_pause(w->engine, jobs[i].r);
+}
+
+/* Who has paused its requests does not run, and so keeps nobody waiting: neither in line nor with
+ * what it was doing, and be the machine full of it. */
+Test(forecasts, what_is_paused_is_not_counted)
+{
+    static const enum scheduler_kind kinds[] = {SCHEDULER_FIFO, SCHEDULER_PREFILL_FIRST,
+                                                SCHEDULER_PRIORITY, SCHEDULER_FAIR, SCHEDULER_AUTO};
+    for (int k = 0; k < 5; k++) {
+        struct timed w;
+        struct timed_job first = {.n_prompt = 60, .limit = 20}, jobs[16], last;
+        struct timed_job other = {.n_prompt = 20, .limit = 900};
+        bool paused = true;
+        begin(&w, &(struct timed_shape){.scheduler = kinds[k], .n_blocks = 8 * 14});
+        timed_send(&w, &first);
+        timed_finish_all(&w);
+        timed_send(&w, &other); /* goes on beside them all the time */
+        timed_step(&w);
+        last = (struct timed_job){.n_prompt = 400, .limit = 30};
+        const struct engine_forecast alone = guess(&w, &last);
+        send_pausable(&w, jobs, 16, &paused);
+        struct engine_forecast f = guess(&w, &last);
+        cr_expect_eq(f.start_ns, 0, "all in line are paused, kind %d", k);
+        cr_expect_eq(f.finish_ns, alone.finish_ns);
+        pause_jobs(&w, jobs, 16, &paused, false);
+        cr_expect_gt(guess(&w, &last).start_ns, 10000000u, "all in line wait, kind %d", k);
+        pause_jobs(&w, jobs, 16, &paused, true);
+        cr_expect_eq(guess(&w, &last).start_ns, 0, "all are paused again, kind %d", k);
+        pause_jobs(&w, jobs, 16, &paused, false);
+        for (int i = 0; i < 28; i++)
+            timed_step(&w);
+        pause_jobs(&w, jobs, 16, &paused, true);
+        f = guess(&w, &last);
+        cr_expect_eq(f.start_ns, 0, "those that fill the cache are, kind %d", k);
+        timed_send(&w, &last);
+        EXPECT_WHY(&w, &last, "is the next by the rules");
+        while (last.r)
+            timed_step(&w);
+        check_near(f.start_ns, last.start_ns, "start");
+        check_near(f.finish_ns, last.end_ns, "end");
+        struct request_spec spec = timed_spec(&w, &first, (uint32_t[TIMED_PROMPT_MAX]){0});
+        spec.paused = &paused;
+        engine_forecast(w.engine, &spec, &f);
+        cr_expect_not(f.is_known, "its own client has paused it");
+        pause_jobs(&w, jobs, 16, &paused, false);
+        timed_finish_all(&w);
+        end(&w);
+    }
+}
+
 Test(forecasts, limits_that_nobody_uses_are_not_counted_in_full)
 {
     struct timed w;
@@ -95,16 +174,6 @@ Test(forecasts, limits_that_nobody_uses_are_not_counted_in_full)
 }
 
 /* ---- why ------------------------------------------------------------------------------------- */
-
-static const char *why(struct timed *w, const struct timed_job *j)
-{
-    static char text[600];
-    engine_request_why(w->engine, j->r, text, sizeof text);
-    return text;
-}
-
-#define EXPECT_WHY(w, j, part) \
-    cr_expect(strstr(why(w, j), part), "'%s' lacks '%s'", why(w, j), part)
 
 Test(forecasts, it_says_why_a_request_waits)
 {

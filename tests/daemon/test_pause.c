@@ -456,6 +456,66 @@ Test(paused, lanes_fill_the_queue_for_themselves_only)
     nothing_left(s);
 }
 
+/* Takes all results there are, and gives the slots of those that are over back. */
+static void free_over(struct peer *p)
+{
+    struct cb_result_entry result;
+    while (peer_result(p, &result))
+        if (result.type != CB_RESULT_ACCEPTED && result.type != CB_RESULT_TOKENS)
+            cb_lane_client_free(p->lc, result.slot);
+}
+
+/* When the next request of this lane would start, as ACCEPTED tells it, in us; it is cancelled. */
+static uint32_t told_start(struct peer *p)
+{
+    struct cb_result_entry result = {0};
+    struct cb_request_entry e = submit(p, 3);
+    cr_assert(peer_result(p, &result) && result.type == CB_RESULT_ACCEPTED);
+    uint32_t start_us = result.first;
+    cb_lane_client_cancel(p->lc, e.slot, e.gen);
+    (void)cb_doorbell_send(p->sock, CB_RECORD_BELL);
+    free_over(p);
+    return start_us;
+}
+
+/* No step runs meanwhile, so that all stay where they are: in line. */
+Test(paused, lanes_make_nobody_late)
+{
+    struct sim *s = fresh();
+    struct peer a, b;
+    const struct cb_hello hello = peer_hello();
+    s->tick_ns = 200000;
+    peer_open(&a, s, 1000, &hello);
+    peer_open(&b, s, 1000, &hello);
+    for (int i = 0; i < 4; i++) { /* what there is to guess from */
+        uint32_t ids[32] = {(uint32_t)i + 1};
+        struct cb_request_entry e;
+        cb_message_init(&e);
+        e.n_prompt = 32;
+        e.max_new_tokens = 3;
+        peer_submit(&a, &e, ids, 32);
+        free_over(&a);
+    }
+    engine_pause(s->daemon->engine, true);
+    uint32_t alone_us = told_start(&b);
+    for (int i = 0; i < 3; i++)
+        submit(&a, 8);
+    peer_turn(&a, 3);
+    uint32_t behind_us = told_start(&b);
+    cr_assert_gt(behind_us, alone_us);
+    lane_pause(&a, true);
+    peer_turn(&a, 3);
+    cr_assert_eq(told_start(&b), alone_us);
+    lane_pause(&a, false);
+    peer_turn(&a, 3);
+    cr_assert_eq(told_start(&b), behind_us);
+    engine_pause(s->daemon->engine, false);
+    peer_turn(&a, 60);
+    peer_close(&a);
+    peer_close(&b);
+    nothing_left(s);
+}
+
 /* Work that is paused is no work that hangs. */
 Test(paused, lanes_do_not_bark_up_the_watchdog)
 {

@@ -303,7 +303,6 @@ struct backend_ops {
     struct kv *(*kv_free)(struct kv *kv);
     size_t (*kv_page_bytes)(const struct kv_shape *shape);
     int (*kv_populate)(struct kv *kv, uint32_t page_idx, uint32_t n_pages); /* backs with memory */
-    int (*kv_clear)(struct kv *kv, uint32_t page_idx); /* zeroes V of a used page taken again   */
     int (*kv_copy)(struct kv *kv, const struct page_copy *copies, uint32_t n_copies);
 
     int (*stream_new)(struct backend *b, struct stream **streamp, const struct stream_shape *shape);
@@ -316,7 +315,8 @@ struct backend_ops {
     int (*rmsnorm)(struct stream *s, struct tensor *y, const struct tensor *x, const float *w,
                    float eps);
     /* q [n_tokens, n_heads*hd] after bias, q norm and RoPE, not scaled; k, v are written to their
-     * slots. */
+     * slots, a sequence's in ascending order. What a page held for another sequence before may be
+     * anything, and is never seen. */
     int (*qkv)(struct stream *s, struct tensor *q, struct kv *kv, const struct tensor *x,
                const struct qkv_args *args);
     /* o [n_tokens, n_heads*hd]; reads keys of this and earlier steps. */

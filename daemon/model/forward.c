@@ -359,12 +359,6 @@ static int forward_populate(struct model *m, uint32_t block_idx, uint32_t n_bloc
     return forward_of(m)->ops->kv_populate(forward_of(m)->kv, block_idx, n_blocks);
 }
 
-static int forward_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
-{
-    assert(group == 0);
-    return forward_of(m)->ops->kv_clear(forward_of(m)->kv, block_idx);
-}
-
 static int forward_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx)
 {
     const struct page_copy copy = {.from_page = from_idx, .to_page = to_idx};
@@ -393,7 +387,6 @@ static void forward_free(struct model *m)
 static const struct model_ops forward_ops = {
     .free = forward_free,
     .populate = forward_populate,
-    .clear_block = forward_clear_block,
     .copy_block = forward_copy_block,
     .step_submit = forward_step_submit,
     .step_poll = forward_step_poll,

@@ -38,7 +38,7 @@ int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks)
 
 int model_clear_block(struct model *m, uint32_t group, uint32_t block_idx)
 {
-    return m->ops->clear_block(m, group, block_idx);
+    return m->ops->clear_block ? m->ops->clear_block(m, group, block_idx) : 0;
 }
 
 int model_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx)

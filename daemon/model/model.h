@@ -85,7 +85,7 @@ const struct vocab_image *model_vocab(const struct model *m);
 /* Backs blocks [block_idx, block_idx + n) with memory: at most a few MiB a call, between steps. The
  * pool's as well. */
 int model_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks);
-/* Zeroes what must be zero in a group's block that had another user. */
+/* Makes a group's block that had another user as good as new, for models that need it. */
 int model_clear_block(struct model *m, uint32_t group, uint32_t block_idx);
 
 /* Copies all of a group's block into another one that has memory; either may be the pool's. */

@@ -12,6 +12,7 @@
 struct model_ops {
     void (*free)(struct model *m); /* the body's whole struct; never NULL */
     int (*populate)(struct model *m, uint32_t block_idx, uint32_t n_blocks);
+    /* NULL: a block may hold anything. */
     int (*clear_block)(struct model *m, uint32_t group, uint32_t block_idx);
     int (*copy_block)(struct model *m, uint32_t group, uint32_t from_idx, uint32_t to_idx);
     int (*step_submit)(struct model *m, const struct step *step, const struct sample_params *params,

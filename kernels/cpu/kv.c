@@ -1,6 +1,5 @@
 /* Pages of keys and values. The pool is one mapping of reserved address space; a page is
- * contiguous, all layers together, so that populating, copying and clearing a page are single
- * sweeps. */
+ * contiguous, all layers together, so that populating and copying a page are single sweeps. */
 #include "kernels/cpu/cpu.h"
 
 #include <errno.h>
@@ -121,19 +120,6 @@ int cpu_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
              (uint32_t)((n_pages * kv->page_bytes + before + POPULATE_BYTES - 1) / POPULATE_BYTES),
              1);
     return atomic_load_explicit(&p.err, memory_order_relaxed);
-}
-
-int cpu_kv_clear(struct kv *kv, uint32_t page_idx)
-{
-    if (page_idx >= kv->shape.n_pages)
-        return -EINVAL;
-    for (uint32_t layer = 0; layer < kv->shape.n_layers; layer++) {
-        for (uint32_t head = 0; head < kv->shape.n_kv_heads; head++) {
-            for (uint32_t at = 0; at < kv->shape.page_size; at += 16)
-                memset(kv_block(kv, page_idx, layer, head, at) + kv->half_bytes, 0, kv->half_bytes);
-        }
-    }
-    return 0;
 }
 
 int cpu_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies)

@@ -80,11 +80,44 @@ static void write_key(const struct qkv_job *job, const float *x, uint16_t *half,
     }
 }
 
+/* Keys that are not visible enter with p = 0, but 0 times what another sequence left may be NaN. So
+ * a step that begins a block of 16 zeroes the values behind its last token there. Nobody else of the
+ * step writes those. */
+static bool ends_new_block(const struct step *step, uint32_t token)
+{
+    const uint32_t *slots = step->slot_idx;
+    uint32_t slot = slots[token], at = slot % 16;
+
+    return at < 15 && token >= at && slots[token - at] == slot - at &&
+           (token + 1 == step->n_tokens || slots[token + 1] != slot + 1);
+}
+
+/* Values of the block from offset `at` on; v: of the block, as they lie. */
+static void zero_values(const struct qkv_job *job, uint8_t *v, uint32_t at)
+{
+    uint32_t hd = job->args->head_dim;
+
+    if (job->kv->shape.dtype == DTYPE_F32) {
+        memset(v + at * hd * sizeof(float), 0, (16 - at) * hd * sizeof(float));
+    } else if (job->kv->shape.dtype == DTYPE_U8) { /* whatever the codes are */
+        memset(v + at * sizeof(float), 0, (16 - at) * sizeof(float));
+        memset(v + (16 + at) * sizeof(float), 0, (16 - at) * sizeof(float));
+    } else {
+        uint16_t *pairs = (uint16_t *)(void *)v;
+
+        for (uint32_t d = 0; at % 2 && d < hd; d++)
+            pairs[at / 2 * hd * 2 + 2 * d + 1] = 0;
+        at += at % 2;
+        at += at % 2;
+        memset(pairs + at * hd, 0, (16 - at) * hd * sizeof *pairs);
+    }
+}
+
 static void write_value(const struct qkv_job *job, const float *x, uint16_t *half, uint32_t head,
-                        uint32_t slot)
+                        uint32_t token)
 {
     uint32_t page_size = job->kv->shape.page_size, hd = job->args->head_dim;
-    uint32_t at = slot % page_size;
+    uint32_t slot = job->args->step->slot_idx[token], at = slot % page_size;
     uint8_t *v =
         kv_block(job->kv, slot / page_size, job->args->layer, head, at) + job->kv->half_bytes;
 
@@ -104,6 +137,8 @@ static void write_value(const struct qkv_job *job, const float *x, uint16_t *hal
          * stored. */
         v_store_halves(cell, half, hd, at % 2);
     }
+    if (ends_new_block(job->args->step, token))
+        zero_values(job, v, at % 16 + 1);
 }
 
 /* Head `head` of one token, counted over q, k and v. */
@@ -131,7 +166,7 @@ static void finish_head(const struct qkv_job *job, float *x, uint16_t *half, uin
         if (is_key)
             write_key(job, x, half, head - n_heads, slot);
         else
-            write_value(job, x, half, head - n_heads - a->n_kv_heads, slot);
+            write_value(job, x, half, head - n_heads - a->n_kv_heads, token);
     }
 }
 

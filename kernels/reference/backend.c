@@ -155,7 +155,6 @@ const struct backend_ops backend_reference = {
     .kv_free = reference_kv_free,
     .kv_page_bytes = reference_kv_page_bytes,
     .kv_populate = reference_kv_populate,
-    .kv_clear = reference_kv_clear,
     .kv_copy = reference_kv_copy,
     .stream_new = reference_stream_new,
     .stream_free = reference_stream_free,

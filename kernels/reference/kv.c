@@ -115,17 +115,6 @@ int reference_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
     return 0;
 }
 
-/* Keys that are not visible are never read here, so nothing depends on this; the promise is kept
- * all the same. */
-int reference_kv_clear(struct kv *kv, uint32_t page_idx)
-{
-    uint8_t *page = page_at(kv, page_idx);
-
-    for (uint32_t layer = 0; layer < kv->shape.n_layers; layer++)
-        memset(page + (2 * (size_t)layer + 1) * kv->plane_bytes, 0, kv->plane_bytes);
-    return 0;
-}
-
 int reference_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies)
 {
     for (uint32_t i = 0; i < n_copies; i++)

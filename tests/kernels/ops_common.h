@@ -94,7 +94,7 @@ void ops_check_head(const struct ops_subject *s);
 void ops_check_qkv(const struct ops_subject *s);
 /* Mixed steps, pages, windows, caps, sinks, heads that share keys. */
 void ops_check_attention(const struct ops_subject *s);
-/* NaN in a page of before; kv_clear. */
+/* NaN in a page of before. */
 void ops_check_reused_pages(const struct ops_subject *s);
 /* kv_copy: the same bits from the copy. */
 void ops_check_copied_pages(const struct ops_subject *s);

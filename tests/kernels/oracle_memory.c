@@ -168,14 +168,6 @@ int oracle_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
     return 0;
 }
 
-int oracle_kv_clear(struct kv *kv, uint32_t page_idx)
-{
-    for (uint32_t layer = 0; layer < kv->shape.n_layers; layer++)
-        memset(oracle_kv_at(kv, layer, 1, page_idx * kv->shape.page_size), 0,
-               plane(&kv->shape) * sizeof(double));
-    return 0;
-}
-
 int oracle_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies)
 {
     uint32_t page_size = kv->shape.page_size;

@@ -48,18 +48,17 @@ int oracle_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *sha
 struct kv *oracle_kv_free(struct kv *kv);
 size_t oracle_kv_page_bytes(const struct kv_shape *shape);
 int oracle_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages);
-int oracle_kv_clear(struct kv *kv, uint32_t page_idx);
 int oracle_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies);
 int oracle_stream_new(struct backend *b, struct stream **streamp, const struct stream_shape *shape);
 struct stream *oracle_stream_free(struct stream *s);
 
 /* The part of a table that this is. */
-#define ORACLE_MEMORY                                                                            \
-    .open = oracle_open, .close = oracle_close, .caps = oracle_caps,                             \
-    .buffer_new = oracle_buffer_new, .buffer_free = oracle_buffer_free,                          \
-    .weight_new = oracle_weight_new, .weight_free = oracle_weight_free, .kv_new = oracle_kv_new, \
-    .kv_free = oracle_kv_free, .kv_page_bytes = oracle_kv_page_bytes,                            \
-    .kv_populate = oracle_kv_populate, .kv_clear = oracle_kv_clear, .kv_copy = oracle_kv_copy,   \
-    .stream_new = oracle_stream_new, .stream_free = oracle_stream_free
+#define ORACLE_MEMORY                                                                              \
+    .open = oracle_open, .close = oracle_close, .caps = oracle_caps,                               \
+    .buffer_new = oracle_buffer_new, .buffer_free = oracle_buffer_free,                            \
+    .weight_new = oracle_weight_new, .weight_free = oracle_weight_free, .kv_new = oracle_kv_new,   \
+    .kv_free = oracle_kv_free, .kv_page_bytes = oracle_kv_page_bytes,                              \
+    .kv_populate = oracle_kv_populate, .kv_copy = oracle_kv_copy, .stream_new = oracle_stream_new, \
+    .stream_free = oracle_stream_free
 
 #endif

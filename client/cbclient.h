@@ -632,14 +632,15 @@ struct cb_loaded {
     uint32_t weight_epoch; /* tokens made from now on have this one (cb_epochs) */
     uint32_t n_restarted;  /* requests that began, or computed what they had, anew */
     uint64_t bytes;        /* of the file */
-    uint64_t stall_ms;     /* for so long no step ran */
-    uint64_t reserved[4];
+    uint64_t stall_ms;     /* for so long, at most, no step ran */
+    uint64_t n_steps;      /* that ran while it was checked and loaded */
+    uint64_t reserved[3];
 };
 
 /* Gives a daemon, whose operator's authority is needed for it (cbctl.8), other weights of the model
  * that it runs: a file with the same architecture, shapes and vocabulary. It is sent whole, checked,
- * loaded, and takes the place of the present weights between two steps; or is refused, and nothing has
- * changed: cb_message() says what was wrong. Requests under way live on, as cb_request.on_new_weights
+ * loaded beside the steps, and takes the place of the present weights between two of them; or is
+ * refused, and nothing has changed: cb_message() says what was wrong. Requests under way live on, as cb_request.on_new_weights
  * says. Of options (NULL: the usual ones) those count that say where the daemon is. progress and
  * loaded may be NULL. Blocks until it is done.
  *   0

@@ -135,6 +135,7 @@ static int load(int sock, struct loading *l, struct cb_loaded *loaded)
         loaded->weight_epoch = (uint32_t)number_of(&a, "weight_epoch");
         loaded->n_restarted = (uint32_t)number_of(&a, "restarted");
         loaded->stall_ms = number_of(&a, "stall_ms");
+        loaded->n_steps = number_of(&a, "steps");
         loaded->bytes = l->bytes;
     }
     cb_command_free(&a);

@@ -181,7 +181,8 @@ int admin_command(struct daemon *d, struct client *who, const char *command, con
         status = commands[i].needs_authority && !who->may_admin
                      ? admin_fail(reply, CB_DENIED, NULL)
                      : commands[i].run(d, who, argument, reply);
-        buf_close(reply, '}');
+        if (status != CONTROL_LATER)
+            buf_close(reply, '}');
         return status;
     }
     admin_fail(reply, status, NULL);

@@ -1,5 +1,6 @@
 /* daemon/admin_parts.h - what the files of admin_*.c share. A command fills an object that is open
- * in `reply`, and returns an enum cb_status. */
+ * in `reply`, and returns an enum cb_status; or CONTROL_LATER, and whoever answers closes the
+ * object. */
 #ifndef CB_DAEMON_ADMIN_PARTS_H
 #define CB_DAEMON_ADMIN_PARTS_H
 

@@ -259,9 +259,26 @@ static void handle_admin(struct control *c, struct client *cl, const struct cb_a
         replies_send_status(c->replies, cl, CB_BUSY);
         return;
     }
-    reply->status = c->config.command(c->config.daemon, cl, command, argument, &reply->text);
-    if (cl->state == CLIENT_ADMIN)
-        replies_send(c->replies, cl);
+    int status = c->config.command(c->config.daemon, cl, command, argument, &reply->text);
+    if (cl->state != CLIENT_ADMIN)
+        return;
+    if (status != CONTROL_LATER)
+        control_answer(c, cl, status);
+    else if (loop_change(c->config.loop, &cl->sock, 0)) /* only its end is news */
+        clients_close(c->config.clients, cl, CB_CLOSED_NO);
+}
+
+struct buf *control_reply(const struct client *who)
+{
+    struct reply *reply = who->reply;
+    return &reply->text;
+}
+
+void control_answer(struct control *c, struct client *who, int status)
+{
+    struct reply *reply = who->reply;
+    reply->status = status;
+    replies_send(c->replies, who);
 }
 
 /* Its uid gave all the commands that it may in this turn. One that is not known to command yet may

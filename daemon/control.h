@@ -20,7 +20,10 @@
 struct control;
 struct daemon; /* what commands act on: only handed on here */
 
-/* Answers one command of `who`: an enum cb_status, and the reply a JSON object. */
+enum { CONTROL_LATER = 1 };
+
+/* Answers one command of `who`: an enum cb_status, and the reply a JSON object; or CONTROL_LATER, and
+ * control_answer is called when it is complete. Until then `who` is asked nothing more. */
 typedef int (*control_command)(struct daemon *d, struct client *who, const char *command,
                                const char *argument, struct buf *reply);
 
@@ -45,6 +48,9 @@ int control_listen(struct control *c, int listen_fd);
 void control_adopt(struct control *c, int fd, const struct cb_lease *lease);
 /* Once before each serve of the loop: whoever gave all the commands of a turn may give more. */
 void control_begin_turn(struct control *c);
+/* The reply that a CONTROL_LATER left behind, and its sending. Not if its connection has gone. */
+struct buf *control_reply(const struct client *who);
+void control_answer(struct control *c, struct client *who, int status);
 /* From now on every HELLO is refused with CB_DRAINING. */
 void control_refuse_all(struct control *c);
 

@@ -209,7 +209,7 @@ int daemon_new(struct daemon **daemonp, const struct daemon_config *config)
     if (!d)
         return -ENOMEM;
     d->config = *config;
-    staging_init(&d->staging);
+    loading_init(&d->loading);
     loop_timer_init(&d->drain_due, drain_due);
     loop_timer_init(&d->watchdog, watchdog_due);
     int r = make_parts(d);
@@ -241,7 +241,7 @@ struct daemon *daemon_free(struct daemon *d)
         deliver_flush(&d->deliver);
     }
     control_free(d->control);
-    staging_end(&d->staging);
+    loading_drop(d);
     intake_free(d->intake);
     engine_free(d->engine);
     clients_free(d->clients);
@@ -297,7 +297,6 @@ void daemon_weights_changed(struct daemon *d)
     memcpy(d->clients->config.fingerprint, info->fingerprint, sizeof info->fingerprint);
     cb_stats_set_fingerprint(d->config.stats, info->fingerprint);
     clients_notice(d->clients, CB_NOTICE_WEIGHTS, now.weight_epoch & 1);
-    d->progress_ns = clock_now(d->config.clock); /* no step could run meanwhile */
 }
 
 /* ---- a turn ---------------------------------------------------------------------------------- */
@@ -384,13 +383,14 @@ void daemon_turn(struct daemon *d)
     if (d->state == DAEMON_STOPPED)
         return;
     pauses_settle(&d->pauses);
-    staging_settle(&d->staging);
+    loading_settle(d);
     bool more = intake_drain(d->intake);
     int r = engine_step(d->engine);
     deliver_flush(&d->deliver);
     count(d);
+    uint64_t turn_ns = clock_now(d->config.clock) - begun_ns;
+    bool loads = loading_turn(d);
     if (r != ENGINE_IDLE || more) {
-        uint64_t turn_ns = clock_now(d->config.clock) - begun_ns;
         d->step_us += ((double)turn_ns / 1000 - d->step_us) / 16;
         d->idle_since_ns = 0;
         d->worked_ns = begun_ns + turn_ns;
@@ -399,6 +399,8 @@ void daemon_turn(struct daemon *d)
             (void)loop_sleep(d->config.loop, DEVICE_POLL_NS);
         return;
     }
+    if (loads)
+        return;
     if (d->state == DAEMON_DRAINING && d->seen.n_active + d->seen.n_waiting == 0) {
         daemon_stop(d);
         return;

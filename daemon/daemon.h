@@ -21,9 +21,9 @@
 #include "daemon/deliver.h"
 #include "daemon/engine.h"
 #include "daemon/intake.h"
+#include "daemon/loading.h"
 #include "daemon/pause.h"
 #include "daemon/settings_resolve.h"
-#include "daemon/staging.h"
 
 struct daemon_config {
     struct settings *settings;
@@ -52,7 +52,7 @@ struct daemon {
     struct control *control;
     struct deliver deliver;
     struct pauses pauses;
-    struct staging staging; /* of other weights */
+    struct loading loading; /* of other weights */
     struct loop_timer drain_due, watchdog;
     struct engine_stats seen; /* at the last turn */
     uint64_t progress_ns;     /* when work last moved, or there was none */

@@ -406,22 +406,34 @@ static void fail_who_wish(struct engine *e, const struct list *head, enum on_new
     }
 }
 
-int engine_load_weights(struct engine *e, int fd, const char *name, enum on_new_weights otherwise,
-                        char *message)
+int engine_load_begin(struct engine *e, int fd, const char *name, char *message)
+{
+    return model_reload_begin(e->model, fd, name, message);
+}
+
+int engine_load_some(struct engine *e, char *message)
+{
+    int r = model_reload_some(e->model, message);
+    return r == MODEL_RELOAD_MORE ? ENGINE_MORE : r;
+}
+
+void engine_load_publish(struct engine *e, enum on_new_weights otherwise)
 {
     assert(otherwise != ON_NEW_WEIGHTS_DEFAULT);
     while (is_running(e))
         ;
     engine_end_decided(e);
-    int r = model_reload(e->model, fd, name, message);
-    if (r)
-        return r;
+    model_reload_publish(e->model);
     e->epoch = (e->epoch + 1) & ~CB_EPOCH_ANEW;
     fail_who_wish(e, scheduler_active(e->scheduler), otherwise);
     fail_who_wish(e, scheduler_waiting(e->scheduler), otherwise);
     engine_end_decided(e);
     scheduler_switch(e->scheduler, e->epoch, otherwise);
-    return 0;
+}
+
+void engine_load_drop(struct engine *e)
+{
+    model_reload_drop(e->model);
 }
 
 int engine_populate_some(struct engine *e, size_t bytes)

@@ -6,7 +6,7 @@
  * lie in address space reserved then, of which only what is written ever takes memory.
  *
  * Every accepted request ends exactly once, and always from within engine_step, engine_fail_all or
- * engine_load_weights. What a request gets depends on the request only: never on what else runs, on
+ * engine_load_publish. What a request gets depends on the request only: never on what else runs, on
  * chunks, soft resets or time; and, where weights are switched, on the epochs that its tokens are
  * told with.
  *
@@ -74,7 +74,7 @@ enum {
     ENGINE_FULL = 2,    /* no room for this request now                                         */
     ENGINE_TOO_BIG = 3, /* no room for it ever: prompt and limit above engine_tokens_max        */
     ENGINE_RUNNING = 4, /* a step is on the device: serve others, then call again; never on CPUs */
-    ENGINE_MORE = 5,    /* engine_populate_some: not all blocks have memory yet                 */
+    ENGINE_MORE = 5,    /* engine_populate_some, engine_load_some: there is more to do           */
 };
 
 /* The model's max_batch_tokens and max_batch_seqs are at least the configuration's. 0 or negative
@@ -111,14 +111,20 @@ void engine_forecast(struct engine *e, const struct request_spec *spec, struct e
 /* Says in words what the request does or what it waits for, into text [bytes] (scheduler.h). */
 void engine_request_why(const struct engine *e, const struct request *r, char *text, size_t bytes);
 
-/* Takes other weights of the same model from a file, as model_reload does, after the step that is on
- * the device: 0, and the next epoch began; or a negative errno with message (MODEL_MESSAGE_MAX
- * bytes), and nothing changed. Nothing computed before is found by others any more. Requests that
- * have tokens go on, begin anew or end with CB_NEW_WEIGHTS, as they wish; who says nothing, as
- * `otherwise` says, which is not DEFAULT. Those without begin anew, so that a prompt is always of one
- * epoch. The one call that uses the heap. */
-int engine_load_weights(struct engine *e, int fd, const char *name, enum on_new_weights otherwise,
-                        char *message);
+/* Takes other weights of the same model from a file, as model_reload_* does, while steps go on:
+ *   begin    0, or a negative errno with message (MODEL_MESSAGE_MAX bytes)
+ *   some     a slice, between two steps: 0: all is there; ENGINE_MORE; or a negative errno with
+ *            message, and nothing has changed
+ *   publish  after 0: the next epoch begins, after the step that is on the device. Nothing computed
+ *            before is found by others any more. Requests that have tokens go on, begin anew or end
+ *            with CB_NEW_WEIGHTS, as they wish; who says nothing, as `otherwise` says, which is not
+ *            DEFAULT. Those without begin anew, so that a prompt is always of one epoch.
+ *   drop     instead; fine if none was begun
+ * The only calls that use the heap. */
+int engine_load_begin(struct engine *e, int fd, const char *name, char *message);
+int engine_load_some(struct engine *e, char *message);
+void engine_load_publish(struct engine *e, enum on_new_weights otherwise);
+void engine_load_drop(struct engine *e);
 
 /* Ends the request at the next step boundary; its end is reported from engine_step. Cancelling
  * twice is fine. */

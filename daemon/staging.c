@@ -16,8 +16,24 @@
 #include "daemon/model/memory.h"
 #include "shm/status.h"
 
-#define PIECE_BYTES ((size_t)1 << 20)
+/* Read and hashed in a millisecond or two. */
+#define PIECE_BYTES ((size_t)4 << 20)
 #define MIB         1048576.0
+
+struct staging_check {
+    XXH3_state_t *state;
+    void *piece; /* [PIECE_BYTES] */
+    uint64_t at, hash[2];
+};
+
+static void check_free(struct staging_check *c)
+{
+    if (!c)
+        return;
+    XXH3_freeState(c->state);
+    free(c->piece);
+    free(c);
+}
 
 void staging_init(struct staging *s)
 {
@@ -28,6 +44,7 @@ void staging_end(struct staging *s)
 {
     if (s->fd >= 0)
         close(s->fd);
+    check_free(s->check);
     staging_init(s);
 }
 
@@ -67,38 +84,24 @@ int staging_begin(struct staging *s, const struct client *cl, uint64_t bytes,
     return 0;
 }
 
-/* 0 or a negative errno. */
-static int hash_all(const struct staging *s, uint64_t hash[2])
+static struct staging_check *check_new(const uint64_t hash[2])
 {
-    XXH3_state_t *state = XXH3_createState();
-    void *piece = malloc(PIECE_BYTES);
-    uint64_t at = 0;
-    int r = state && piece ? 0 : -ENOMEM;
-    if (!r)
-        XXH3_128bits_reset(state);
-    while (!r && at < s->bytes) {
-        ssize_t n = pread(s->fd, piece, PIECE_BYTES, (off_t)at);
-        if (n <= 0) {
-            r = n < 0 ? -errno : -EIO;
-            break;
-        }
-        XXH3_128bits_update(state, piece, (size_t)n);
-        at += (uint64_t)n;
+    struct staging_check *c = calloc(1, sizeof *c);
+    if (!c)
+        return NULL;
+    *c = (struct staging_check){
+        .state = XXH3_createState(), .piece = malloc(PIECE_BYTES), .hash = {hash[0], hash[1]}};
+    if (!c->state || !c->piece) {
+        check_free(c);
+        return NULL;
     }
-    if (!r) {
-        XXH128_hash_t h = XXH3_128bits_digest(state);
-        hash[0] = h.high64;
-        hash[1] = h.low64;
-    }
-    free(piece);
-    XXH3_freeState(state);
-    return r;
+    XXH3_128bits_reset(c->state);
+    return c;
 }
 
 int staging_seal(struct staging *s, const struct client *cl, const uint64_t hash[2],
                  char why[STAGING_WHY_MAX])
 {
-    uint64_t has[2];
     if (s->fd < 0 || !is_whose(s, cl))
         return tell(why, CB_INVALID, "this connection has no file to load: stage-weights first", 0);
     if (fcntl(s->fd, F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SEAL)) {
@@ -108,18 +111,35 @@ int staging_seal(struct staging *s, const struct client *cl, const uint64_t hash
         staging_end(s);
         return tell(why, CB_BAD_WEIGHTS, "the file can't be sealed", error);
     }
-    int r = hash_all(s, has);
-    if (r) {
-        staging_end(s);
-        return tell(why, CB_SYSTEM, "the file can't be read", -r);
-    }
-    if (has[0] == hash[0] && has[1] == hash[1])
+    s->check = check_new(hash);
+    if (s->check)
         return 0;
     staging_end(s);
+    return tell(why, CB_NO_MEMORY, "no memory for its checksum", 0);
+}
+
+int staging_check(struct staging *s, char why[STAGING_WHY_MAX])
+{
+    struct staging_check *c = s->check;
+    if (c->at < s->bytes) {
+        ssize_t n = pread(s->fd, c->piece, PIECE_BYTES, (off_t)c->at);
+        if (n <= 0) {
+            int error = n < 0 ? errno : EIO;
+            staging_end(s);
+            return tell(why, CB_SYSTEM, "the file can't be read", error);
+        }
+        XXH3_128bits_update(c->state, c->piece, (size_t)n);
+        c->at += (uint64_t)n;
+        return STAGING_MORE;
+    }
+    XXH128_hash_t has = XXH3_128bits_digest(c->state);
+    if (has.high64 == c->hash[0] && has.low64 == c->hash[1])
+        return 0;
     snprintf(why, STAGING_WHY_MAX,
              "the file is torn: its XXH3-128 is %016" PRIx64 "%016" PRIx64 ", %016" PRIx64
              "%016" PRIx64 " was said; load it again",
-             has[0], has[1], hash[0], hash[1]);
+             (uint64_t)has.high64, (uint64_t)has.low64, c->hash[0], c->hash[1]);
+    staging_end(s);
     return CB_BAD_WEIGHTS;
 }
 

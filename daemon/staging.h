@@ -4,7 +4,7 @@
  * A client sends no descriptor, it gets one: an empty memfd of the size it asked for, which can
  * neither grow nor shrink. It writes there and says what the checksum of all of it is. Then the memory
  * is sealed against writing, and only what the checksum fits is read. One at a time; whoever fills it
- * and goes gives it up. Loop thread only. */
+ * and goes gives it up. Loop thread only; uses the heap. */
 #ifndef CB_DAEMON_STAGING_H
 #define CB_DAEMON_STAGING_H
 
@@ -20,6 +20,7 @@ struct staging {
     const struct client *client; /* the connection that does, ... */
     uint32_t lane_id;            /* ... whose place may be another's one day */
     uint64_t bytes;
+    struct staging_check *check; /* sealed, and its checksum is being computed; else NULL */
 };
 
 void staging_init(struct staging *s);
@@ -35,7 +36,13 @@ int staging_begin(struct staging *s, const struct client *cl, uint64_t bytes,
 int staging_seal(struct staging *s, const struct client *cl, const uint64_t hash[2],
                  char why[STAGING_WHY_MAX]);
 
-/* Ends it if its client is gone. Once a turn. */
+enum { STAGING_MORE = 1 };
+
+/* After that, a slice of computing the checksum: 0: it fits; STAGING_MORE; or an enum cb_status and
+ * why: then it is gone. */
+int staging_check(struct staging *s, char why[STAGING_WHY_MAX]);
+
+/* Ends it if its client is gone. */
 void staging_settle(struct staging *s);
 
 #endif

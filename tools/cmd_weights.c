@@ -78,12 +78,13 @@ int cmd_weights(const struct cbctl *ctl, int argc, char **argv)
     }
     if (ws.ctl.json)
         printf("{\"weight_epoch\": %" PRIu32 ", \"bytes\": %" PRIu64 ", \"stall_ms\": %" PRIu64
-               ", \"restarted\": %" PRIu32 "}\n",
-               loaded.weight_epoch, loaded.bytes, loaded.stall_ms, loaded.n_restarted);
+               ", \"steps\": %" PRIu64 ", \"restarted\": %" PRIu32 "}\n",
+               loaded.weight_epoch, loaded.bytes, loaded.stall_ms, loaded.n_steps,
+               loaded.n_restarted);
     else
-        printf("weights %" PRIu32 ": %.1f MiB, %" PRIu64 " ms without a step, %" PRIu32
-               " requests computed anew\n",
-               loaded.weight_epoch, (double)loaded.bytes / MIB, loaded.stall_ms,
+        printf("weights %" PRIu32 ": %.1f MiB, %" PRIu64 " steps meanwhile, at most %" PRIu64
+               " ms without one, %" PRIu32 " requests computed anew\n",
+               loaded.weight_epoch, (double)loaded.bytes / MIB, loaded.n_steps, loaded.stall_ms,
                loaded.n_restarted);
     return CBCTL_OK;
 }

@@ -174,17 +174,27 @@ static int load_weights(struct opening *o)
 {
     struct forward *f = o->f;
     uint64_t n_positions = (uint64_t)f->model.info.n_blocks * f->model.info.page_size;
-    const struct forward_source source = {.g = o->g,
-                                          .progress = o->config->progress,
-                                          .progress_ctx = o->config->progress_ctx,
-                                          .message = o->message};
+    const struct loader_how how = {.without_uring = o->config->without_uring,
+                                   .progress = o->config->progress,
+                                   .progress_ctx = o->config->progress_ctx};
+    const struct forward_source source = {.g = o->g, .how = &how, .message = o->message};
+    struct forward_loading loading;
 
     f->kv_dtype = o->config->kv_dtype;
     f->without_uring = o->config->without_uring;
     /* No sequence is longer than the whole cache. */
     if (n_positions > f->config.n_context)
         n_positions = f->config.n_context;
-    return forward_load(f, &f->weights, &source, (uint32_t)n_positions, f->model.info.fingerprint);
+    int r = forward_load_begin(f, &loading, &source);
+    if (!r)
+        do
+            r = forward_load_some(f, &loading, UINT64_MAX, (uint32_t)n_positions, o->message);
+        while (r == LOADER_MORE);
+    f->weights = loading.weights; /* half of it as well: forward_free frees it */
+    loading.weights = (struct weights){0};
+    memcpy(f->model.info.fingerprint, loading.fingerprint, sizeof loading.fingerprint);
+    forward_load_drop(&loading);
+    return r;
 }
 
 static int make_scratch(struct opening *o)
@@ -377,6 +387,7 @@ static void forward_free(struct model *m)
             f->ops->stream_free(f->stream);
         if (f->kv)
             f->ops->kv_free(f->kv);
+        forward_reload_drop(&f->model);
         weights_fini(&f->weights);
         f->ops->close(f->backend);
     }
@@ -390,7 +401,10 @@ static const struct model_ops forward_ops = {
     .copy_block = forward_copy_block,
     .step_submit = forward_step_submit,
     .step_poll = forward_step_poll,
-    .reload = forward_reload,
+    .reload_begin = forward_reload_begin,
+    .reload_some = forward_reload_some,
+    .reload_publish = forward_reload_publish,
+    .reload_drop = forward_reload_drop,
 };
 
 int forward_open(struct model **modelp, const struct model_config *config, char *message)

@@ -1,13 +1,16 @@
-/* A set of weights, at the start or later. A later one is loaded beside the one that runs, and takes
- * its place only when all of it is there: until then nothing that a step reads is touched. */
+/* A set of weights, at the start or later. A later one is loaded beside the one that runs, bit by bit
+ * between steps, and takes its place only when all of it is there: until then nothing that a step
+ * reads is touched. By the thread that runs the steps, and its pool: another one would take the cores
+ * from both, and what is packed in a slice is packed by all of them. */
+#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "daemon/model/forward_state.h"
 #include "daemon/model/gguf.h"
-#include "daemon/model/loader.h"
 #include "daemon/model/memory.h"
 #include "daemon/model/vocabulary.h"
 
@@ -51,44 +54,48 @@ static void begin_digest(const struct forward *f, XXH3_state_t *digest)
     XXH3_128bits_update(digest, c->arch->name, strlen(c->arch->name) + 1);
 }
 
-static int read_weights(struct forward *f, struct weights *w, const struct forward_source *source,
-                        XXH3_state_t *digest)
+int forward_load_begin(struct forward *f, struct forward_loading *loading,
+                       const struct forward_source *source)
 {
-    const struct loader_how how = {.without_uring = f->without_uring,
-                                   .progress = source->progress,
-                                   .progress_ctx = source->progress_ctx};
-    struct loader l;
-    int r = loader_init(&l, source->g, &f->config, f->ops, f->backend, source->message);
+    *loading = (struct forward_loading){.digest = XXH3_createState()};
+    int r = loading->digest
+                ? weights_init(&loading->weights, f->ops, f->backend, f->config.n_layers)
+                : -ENOMEM;
 
     if (r)
-        return r;
-    r = f->config.arch->load(&l, w);
+        return model_refuse(source->message, r, "%s: no memory", gguf_path(source->g));
+    begin_digest(f, loading->digest);
+    r = loader_init(&loading->loader, source->g, &f->config, f->ops, f->backend, source->message);
     if (!r)
-        r = loader_read(&l, &how, digest);
-    loader_fini(&l);
-    return r;
+        r = f->config.arch->load(&loading->loader, &loading->weights);
+    return r ? r : loader_begin(&loading->loader, source->how, loading->digest);
 }
 
-int forward_load(struct forward *f, struct weights *w, const struct forward_source *source,
-                 uint32_t n_positions, uint64_t fingerprint[2])
+int forward_load_some(struct forward *f, struct forward_loading *loading, uint64_t n_bytes,
+                      uint32_t n_positions, char *message)
 {
-    int r = weights_init(w, f->ops, f->backend, f->config.n_layers);
-    XXH3_state_t *digest = r ? NULL : XXH3_createState();
     XXH128_hash_t hash;
+    int r;
 
-    if (!digest)
-        return model_refuse(source->message, -ENOMEM, "%s: no memory", gguf_path(source->g));
-    begin_digest(f, digest);
-    r = read_weights(f, w, source, digest);
-    hash = XXH3_128bits_digest(digest);
-    XXH3_freeState(digest);
-    if (r)
-        return r;
-    fingerprint[0] = hash.low64;
-    fingerprint[1] = hash.high64;
-    r = weights_make_rope(w, &f->config, n_positions);
-    return r ? model_refuse(source->message, r, "no memory for %" PRIu32 " positions", n_positions)
-             : 0;
+    loading->loader.message = message;
+    if (!loading->is_read) {
+        r = loader_some(&loading->loader, n_bytes);
+        loading->is_read = r == 0;
+        return r ? r : LOADER_MORE;
+    }
+    hash = XXH3_128bits_digest(loading->digest);
+    loading->fingerprint[0] = hash.low64;
+    loading->fingerprint[1] = hash.high64;
+    r = weights_make_rope(&loading->weights, &f->config, n_positions);
+    return r ? model_refuse(message, r, "no memory for %" PRIu32 " positions", n_positions) : 0;
+}
+
+void forward_load_drop(struct forward_loading *loading)
+{
+    loader_fini(&loading->loader);
+    XXH3_freeState(loading->digest);
+    weights_fini(&loading->weights);
+    *loading = (struct forward_loading){0};
 }
 
 /* ---- other weights later --------------------------------------------------------------------- */
@@ -167,59 +174,109 @@ static int compare_vocabs(const struct gguf *g, const struct forward *f, char *m
     return r;
 }
 
-/* Before any of it is taken: running out later might end the whole daemon. */
-static int check_memory(const struct gguf *g, char *message)
+/* Before any of it is taken, and while it is: running out might end the whole daemon. */
+static int check_memory(const struct gguf *g, uint64_t done_bytes, char *message)
 {
-    uint64_t available = memory_available(""), needed = 0;
+    uint64_t available = memory_available(""), all = 0;
 
     for (uint32_t i = 0; i < gguf_n_tensors(g); i++)
-        needed += gguf_tensor_at(g, i)->bytes;
-    if (available == MEMORY_UNKNOWN || needed <= available)
+        all += gguf_tensor_at(g, i)->bytes;
+    if (available == MEMORY_UNKNOWN || all - done_bytes <= available)
         return 0;
     return model_refuse(message, -ENOMEM,
-                        "%s: a second set of weights takes about %.0f MiB, and %.0f MiB are free: "
-                        "free memory, or restart with the new file",
-                        gguf_path(g), (double)needed / MIB, (double)available / MIB);
+                        "%s: a second set of weights takes about %.0f MiB, %.0f of them already "
+                        "there, and %.0f MiB are free: free memory, or restart with the new file",
+                        gguf_path(g), (double)all / MIB, (double)done_bytes / MIB,
+                        (double)available / MIB);
 }
 
-static int load_beside(struct forward *f, const struct gguf *g, char *message)
-{
-    const struct forward_source source = {.g = g, .message = message};
-    struct weights other = {0}, old = f->weights;
-    struct config config;
-    uint64_t fingerprint[2];
-    int r = config_read(&config, g, message);
+/* A slice: whatever the file's size there are some hundred of them, and a step between any two. */
+#define SLICES 256
 
-    if (!r)
-        r = compare_configs(&config, &f->config, gguf_path(g), message);
-    if (!r)
-        r = compare_vocabs(g, f, message);
-    if (!r)
-        r = check_memory(g, message);
-    if (!r)
-        r = forward_load(f, &other, &source, old.rope.n_positions, fingerprint);
-    if (r) {
-        weights_fini(&other);
-        return r;
-    }
-    f->weights = other;
-    weights_fini(&old);
-    memcpy(f->model.info.fingerprint, fingerprint, sizeof fingerprint);
-    return 0;
-}
+struct forward_reload {
+    struct gguf *g;
+    bool is_begun; /* `loading` is, for the file is of this model */
+    struct forward_loading loading;
+};
 
-int forward_reload(struct model *m, int fd, const char *name, char *message)
+int forward_reload_begin(struct model *m, int fd, const char *name, char *message)
 {
     struct forward *f = (struct forward *)m; /* first in it */
-    struct gguf *g;
-    struct backend_caps caps;
-    int r = gguf_open_fd(&g, fd, name, message);
+    struct config config;
+    int r;
 
+    assert(!f->reload);
+    f->reload = calloc(1, sizeof *f->reload);
+    if (!f->reload)
+        return model_refuse(message, -ENOMEM, "%s: no memory", name);
+    r = gguf_open_fd(&f->reload->g, fd, name, message);
+    if (!r)
+        r = config_read(&config, f->reload->g, message);
+    if (!r)
+        r = compare_configs(&config, &f->config, name, message);
+    if (!r)
+        r = check_memory(f->reload->g, 0, message);
     if (r)
-        return r;
-    r = load_beside(f, g, message);
-    gguf_free(g);
+        forward_reload_drop(m);
+    return r;
+}
+
+static int reload_some(struct forward *f, struct forward_reload *reload, char *message)
+{
+    const struct loader_how how = {.without_uring = f->without_uring};
+    const struct forward_source source = {.g = reload->g, .how = &how, .message = message};
+    struct loader *l = &reload->loading.loader;
+    int r;
+
+    if (!reload->is_begun) { /* a slice of its own, for it takes as long as one */
+        reload->is_begun = true;
+        r = compare_vocabs(reload->g, f, message);
+        if (!r)
+            r = forward_load_begin(f, &reload->loading, &source);
+        return r ? r : MODEL_RELOAD_MORE;
+    }
+    r = check_memory(reload->g, l->done_bytes, message);
+    if (!r)
+        r = forward_load_some(f, &reload->loading, l->total_bytes / SLICES,
+                              f->weights.rope.n_positions, message);
+    return r == LOADER_MORE ? MODEL_RELOAD_MORE : r;
+}
+
+int forward_reload_some(struct model *m, char *message)
+{
+    struct forward *f = (struct forward *)m;
+    int r;
+
+    assert(f->reload);
+    r = reload_some(f, f->reload, message);
+    if (r < 0)
+        forward_reload_drop(m);
+    return r;
+}
+
+void forward_reload_publish(struct model *m)
+{
+    struct forward *f = (struct forward *)m;
+    struct forward_loading *loading = &f->reload->loading;
+    struct weights old = f->weights;
+    struct backend_caps caps;
+
+    f->weights = loading->weights;
+    loading->weights = old;
+    memcpy(f->model.info.fingerprint, loading->fingerprint, sizeof loading->fingerprint);
+    forward_reload_drop(m);
     f->ops->caps(f->backend, &caps);
     f->model.info.weight_bytes = caps.weight_bytes;
-    return r;
+}
+
+void forward_reload_drop(struct model *m)
+{
+    struct forward *f = (struct forward *)m;
+
+    if (!f->reload)
+        return;
+    forward_load_drop(&f->reload->loading);
+    gguf_free(f->reload->g);
+    free(f->reload);
+    f->reload = NULL;
 }

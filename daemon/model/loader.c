@@ -56,6 +56,7 @@ void loader_fini(struct loader *l)
 {
     for (uint32_t i = 0; i < l->n_buffers; i++)
         free(l->buffers[i].values);
+    l->reader = reader_free(l->reader);
     free(l->buffers);
     free(l->targets);
     *l = (struct loader){0};
@@ -182,14 +183,6 @@ int loader_host_vector(struct loader *l, float *values, uint32_t layer, const ch
 
 /* ---- the pass over the file ------------------------------------------------------------------ */
 
-/* Rows [row_idx, row_idx + n_rows) of a tensor. A vector is one row. */
-struct piece {
-    const struct loader_target *target;
-    uint32_t row_idx, n_rows;
-    uint64_t file_off;
-    size_t bytes;
-};
-
 static uint32_t rows_of(const struct loader_target *to)
 {
     return to->weight ? (uint32_t)to->tensor->dims[1] : 1;
@@ -201,7 +194,7 @@ static size_t row_bytes(const struct loader_target *to)
 }
 
 /* Makes *p what follows it in the file; a zeroed one: the first. False: nothing does. */
-static bool next_piece(const struct loader *l, struct piece *p)
+static bool next_piece(const struct loader *l, struct loader_piece *p)
 {
     const struct loader_target *to = p->target ? p->target : l->targets;
     uint32_t row_idx = p->row_idx + p->n_rows;
@@ -217,15 +210,15 @@ static bool next_piece(const struct loader *l, struct piece *p)
     n_rows = bytes < PIECE_BYTES ? PIECE_BYTES / bytes : 1;
     if (n_rows > rows_of(to) - row_idx)
         n_rows = rows_of(to) - row_idx;
-    *p = (struct piece){.target = to,
-                        .row_idx = row_idx,
-                        .n_rows = (uint32_t)n_rows,
-                        .file_off = to->tensor->file_off + row_idx * bytes,
-                        .bytes = n_rows * bytes};
+    *p = (struct loader_piece){.target = to,
+                               .row_idx = row_idx,
+                               .n_rows = (uint32_t)n_rows,
+                               .file_off = to->tensor->file_off + row_idx * bytes,
+                               .bytes = n_rows * bytes};
     return true;
 }
 
-static int fill(struct loader *l, const struct piece *p, const void *data)
+static int fill(struct loader *l, const struct loader_piece *p, const void *data)
 {
     const struct loader_target *to = p->target;
     uint32_t n = (uint32_t)to->tensor->dims[0];
@@ -245,7 +238,7 @@ static int fill(struct loader *l, const struct piece *p, const void *data)
     return 0;
 }
 
-static void add_to_digest(XXH3_state_t *digest, const struct piece *p, const void *data)
+static void add_to_digest(XXH3_state_t *digest, const struct loader_piece *p, const void *data)
 {
     const struct gguf_tensor *t = p->target->tensor;
 
@@ -257,41 +250,33 @@ static void add_to_digest(XXH3_state_t *digest, const struct piece *p, const voi
     XXH3_128bits_update(digest, data, p->bytes);
 }
 
-static int read_pieces(struct loader *l, struct reader *reader, const struct loader_how *how,
-                       uint64_t total_bytes, XXH3_state_t *digest)
+/* The next piece, which there is. */
+static int read_piece(struct loader *l)
 {
-    struct piece asked = {0}, taken = {0};
-    bool more = next_piece(l, &asked);
-    uint64_t done_bytes = 0;
+    const struct loader_piece *p = &l->taken;
     const void *data;
 
-    while (next_piece(l, &taken)) {
-        ssize_t n;
-        int r;
-
-        for (; more && reader_has_room(reader); more = next_piece(l, &asked))
-            reader_ask(reader, asked.file_off, asked.bytes);
-        n = reader_take(reader, &data);
-        if (n < 0)
-            return model_refuse(
-                l->message, (int)n, "%s: tensor '%s': cannot read at byte %" PRIu64 ": %s",
-                gguf_path(l->g), taken.target->tensor->name, taken.file_off, strerror((int)-n));
-        if ((size_t)n < taken.bytes)
-            return model_refuse(l->message, -EINVAL,
-                                "%s: tensor '%s' at byte %" PRIu64
-                                ": the file had %zu bytes when it was opened, and no more than "
-                                "%" PRIu64 " when they were read; fetch it again",
-                                gguf_path(l->g), taken.target->tensor->name,
-                                taken.target->tensor->file_off, gguf_bytes(l->g),
-                                taken.file_off + (uint64_t)n);
-        add_to_digest(digest, &taken, data);
-        r = fill(l, &taken, data);
-        if (r)
-            return r;
-        done_bytes += taken.bytes;
-        if (how->progress && how->progress(how->progress_ctx, done_bytes, total_bytes))
-            return model_refuse(l->message, -ECANCELED, "%s: the load was ended", gguf_path(l->g));
-    }
+    for (; l->more && reader_has_room(l->reader); l->more = next_piece(l, &l->asked))
+        reader_ask(l->reader, l->asked.file_off, l->asked.bytes);
+    ssize_t n = reader_take(l->reader, &data);
+    if (n < 0)
+        return model_refuse(l->message, (int)n,
+                            "%s: tensor '%s': cannot read at byte %" PRIu64 ": %s", gguf_path(l->g),
+                            p->target->tensor->name, p->file_off, strerror((int)-n));
+    if ((size_t)n < p->bytes)
+        return model_refuse(l->message, -EINVAL,
+                            "%s: tensor '%s' at byte %" PRIu64
+                            ": the file had %zu bytes when it was opened, and no more than "
+                            "%" PRIu64 " when they were read; fetch it again",
+                            gguf_path(l->g), p->target->tensor->name, p->target->tensor->file_off,
+                            gguf_bytes(l->g), p->file_off + (uint64_t)n);
+    add_to_digest(l->digest, p, data);
+    int r = fill(l, p, data);
+    if (r)
+        return r;
+    l->done_bytes += p->bytes;
+    if (l->how.progress && l->how.progress(l->how.progress_ctx, l->done_bytes, l->total_bytes))
+        return model_refuse(l->message, -ECANCELED, "%s: the load was ended", gguf_path(l->g));
     return 0;
 }
 
@@ -333,26 +318,39 @@ static int compare_places(const void *a, const void *b)
            (x->tensor->file_off < y->tensor->file_off);
 }
 
-int loader_read(struct loader *l, const struct loader_how *how, XXH3_state_t *digest)
+int loader_begin(struct loader *l, const struct loader_how *how, XXH3_state_t *digest)
 {
     size_t piece_bytes = PIECE_BYTES;
-    uint64_t total_bytes = 0;
-    struct reader *reader;
     int r = check_all_asked(l);
 
     if (r)
         return r;
     for (uint32_t i = 0; i < gguf_n_tensors(l->g); i++) {
-        total_bytes += l->targets[i].tensor->bytes;
+        l->total_bytes += l->targets[i].tensor->bytes;
         if (row_bytes(&l->targets[i]) > piece_bytes)
             piece_bytes = row_bytes(&l->targets[i]);
     }
     qsort(l->targets, gguf_n_tensors(l->g), sizeof l->targets[0], compare_places);
-    r = reader_new(&reader, gguf_fd(l->g), piece_bytes, how->without_uring);
-    if (r)
-        return model_refuse(l->message, r, "%s: no memory for pieces of %zu bytes", gguf_path(l->g),
-                            piece_bytes);
-    r = read_pieces(l, reader, how, total_bytes, digest);
-    reader_free(reader);
-    return r ? r : make_buffers(l);
+    l->how = *how;
+    l->digest = digest;
+    l->more = next_piece(l, &l->asked);
+    r = reader_new(&l->reader, gguf_fd(l->g), piece_bytes, how->without_uring);
+    return r ? model_refuse(l->message, r, "%s: no memory for pieces of %zu bytes", gguf_path(l->g),
+                            piece_bytes)
+             : 0;
+}
+
+int loader_some(struct loader *l, uint64_t n_bytes)
+{
+    uint64_t until = n_bytes < l->total_bytes ? l->done_bytes + n_bytes : l->total_bytes;
+
+    do {
+        if (!next_piece(l, &l->taken))
+            return make_buffers(l);
+        int r = read_piece(l);
+
+        if (r)
+            return r;
+    } while (l->done_bytes < until);
+    return LOADER_MORE;
 }

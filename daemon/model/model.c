@@ -1,7 +1,6 @@
 /* daemon/model/model.c - chooses a body and passes calls on. */
 #include "daemon/model/model.h"
 
-#include <errno.h>
 #include <string.h>
 
 #include "daemon/model/model_ops.h"
@@ -57,10 +56,23 @@ int model_step_poll(struct model *m, uint64_t ticket, struct sample *samples)
     return m->ops->step_poll(m, ticket, samples);
 }
 
-int model_reload(struct model *m, int fd, const char *name, char *message)
+int model_reload_begin(struct model *m, int fd, const char *name, char *message)
 {
     message[0] = '\0';
-    if (!m->ops->reload)
-        return model_refuse(message, -ENOTSUP, "%s: this model takes no other weights", name);
-    return m->ops->reload(m, fd, name, message);
+    return m->ops->reload_begin(m, fd, name, message);
+}
+
+int model_reload_some(struct model *m, char *message)
+{
+    return m->ops->reload_some(m, message);
+}
+
+void model_reload_publish(struct model *m)
+{
+    m->ops->reload_publish(m);
+}
+
+void model_reload_drop(struct model *m)
+{
+    m->ops->reload_drop(m);
 }

@@ -3,7 +3,7 @@
  * The engine sees only this. Two bodies: forward.c (any architecture that config.c knows, over the
  * operators of kernels/kernels.h) and null.c (next token = hash of the ids so far, no arithmetic).
  * A step is submitted, then polled; on CPUs it is done when submit returns. One step in flight at
- * most. Loop thread only. Nothing allocates after model_open but model_reload. */
+ * most. Loop thread only. Nothing allocates after model_open but model_reload_*. */
 #ifndef CB_DAEMON_MODEL_MODEL_H
 #define CB_DAEMON_MODEL_MODEL_H
 
@@ -98,13 +98,23 @@ int model_copy_block(struct model *m, uint32_t group, uint32_t from_idx, uint32_
 int model_step_submit(struct model *m, const struct step *step, const struct sample_params *params,
                       uint64_t *ticketp);
 
-/* Reads other weights of this very model from the file fd, whose bytes nobody changes any more, and
- * takes them for all steps from then on: as a whole or not at all. Architecture, shapes and vocabulary
- * must be those that run, types of tensors need not. The null model's file is the text "null weights
- * N" and a newline, N a number, 0 what it begins with. fd stays the caller's; `name` is for messages.
- * While no step is in flight. Calls the heap, and needs memory for both sets of weights meanwhile. 0
- * or a negative errno with message, and nothing changed. */
-int model_reload(struct model *m, int fd, const char *name, char *message);
+/* Takes other weights of this very model from the file fd, whose bytes nobody changes any more, as a
+ * whole or not at all. Architecture, shapes and vocabulary must be those that run, types of tensors
+ * need not. The null model's file is the text "null weights N" and a newline, N a number, 0 what it
+ * begins with. Steps may run between these calls, and nothing changes for them but by the third:
+ *   begin    looks at the file: 0, or a negative errno with message, and nothing is begun. fd stays the
+ *            caller's, and open; `name` is for messages. One at a time.
+ *   some     reads on, a slice that is short beside a step, a few hundred of which are all: 0: all is
+ *            there; MODEL_RELOAD_MORE; or a negative errno with message, and nothing is begun any more
+ *   publish  after 0, while no step is in flight: all steps from then on have them
+ *   drop     instead; fine if nothing is begun
+ * They call the heap, and need memory for both sets of weights meanwhile: where there is none, begin
+ * or some refuses. */
+int model_reload_begin(struct model *m, int fd, const char *name, char *message);
+enum { MODEL_RELOAD_MORE = 1 };
+int model_reload_some(struct model *m, char *message);
+void model_reload_publish(struct model *m);
+void model_reload_drop(struct model *m);
 
 enum { MODEL_STEP_RUNNING = 1 };
 /* 0: done, samples [n_outputs] written; MODEL_STEP_RUNNING: not yet; negative errno: failed. */

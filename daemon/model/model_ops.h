@@ -18,7 +18,10 @@ struct model_ops {
     int (*step_submit)(struct model *m, const struct step *step, const struct sample_params *params,
                        uint64_t *ticketp);
     int (*step_poll)(struct model *m, uint64_t ticket, struct sample *samples);
-    int (*reload)(struct model *m, int fd, const char *name, char *message); /* NULL: it can't */
+    int (*reload_begin)(struct model *m, int fd, const char *name, char *message);
+    int (*reload_some)(struct model *m, char *message);
+    void (*reload_publish)(struct model *m);
+    void (*reload_drop)(struct model *m);
 };
 
 struct model {

@@ -19,7 +19,7 @@
 #include "daemon/model/model_ops.h"
 #include "daemon/model/vocabulary.h"
 
-enum { NULL_VOCAB = 49152, NULL_CONTEXT = 131072, NULL_CACHE_CONTEXTS = 8 };
+enum { NULL_VOCAB = 49152, NULL_CONTEXT = 131072, NULL_CACHE_CONTEXTS = 8, NULL_SLICES = 4 };
 
 /* A position no request has computed: no hash is 0. */
 #define NULL_EMPTY UINT64_C(0)
@@ -34,7 +34,9 @@ struct null_model {
     uint8_t *populated;    /* [n_all_blocks] */
     uint32_t max_tokens, max_seqs;
     uint32_t step_us;
-    uint64_t weights; /* a number that goes into each position's hash */
+    uint64_t weights;       /* a number that goes into each position's hash */
+    uint64_t other_weights; /* while others are loaded, in so many slices more */
+    uint32_t n_slices;
     uint64_t ticket, done_ns;
     struct sample *samples; /* [max_tokens] of the step in flight */
     uint8_t *done;          /* [max_seqs] sequences of the step that were computed */
@@ -293,7 +295,7 @@ static void set_fingerprint(struct null_model *n)
     info->fingerprint[1] = mix(info->fingerprint[0], info->n_context);
 }
 
-static int null_reload(struct model *m, int fd, const char *name, char *message)
+static int null_reload_begin(struct model *m, int fd, const char *name, char *message)
 {
     static const char head[] = "null weights ";
     char text[64], *end;
@@ -309,9 +311,26 @@ static int null_reload(struct model *m, int fd, const char *name, char *message)
                             "%s: not weights of the null model: those are the text \"null weights "
                             "N\" and a newline",
                             name);
-    null_of(m)->weights = weights;
-    set_fingerprint(null_of(m));
+    null_of(m)->other_weights = weights;
+    null_of(m)->n_slices = NULL_SLICES;
     return 0;
+}
+
+static int null_reload_some(struct model *m, char *message)
+{
+    (void)message;
+    return null_of(m)->n_slices-- > 0 ? MODEL_RELOAD_MORE : 0;
+}
+
+static void null_reload_publish(struct model *m)
+{
+    null_of(m)->weights = null_of(m)->other_weights;
+    set_fingerprint(null_of(m));
+}
+
+static void null_reload_drop(struct model *m)
+{
+    (void)m; /* a number was all there was of it */
 }
 
 static const struct model_ops null_ops = {
@@ -321,7 +340,10 @@ static const struct model_ops null_ops = {
     .copy_block = null_copy_block,
     .step_submit = null_step_submit,
     .step_poll = null_step_poll,
-    .reload = null_reload,
+    .reload_begin = null_reload_begin,
+    .reload_some = null_reload_some,
+    .reload_publish = null_reload_publish,
+    .reload_drop = null_reload_drop,
 };
 
 static void fill_info(struct model_info *info, const struct model_config *c)

@@ -156,13 +156,16 @@ static struct engine_stats rig_fini(struct rig *g)
     return stats;
 }
 
+/* All at once. */
 static void load(struct rig *g, const struct sets *sets, uint32_t set,
                  enum on_new_weights otherwise)
 {
     char message[MODEL_MESSAGE_MAX];
-    cr_assert_eq(
-        engine_load_weights(g->engine, sets->fds[set], "other weights", otherwise, message), 0,
-        "%s", message);
+    int r = engine_load_begin(g->engine, sets->fds[set], "other weights", message);
+    while (r == 0 && (r = engine_load_some(g->engine, message)) == ENGINE_MORE)
+        r = 0;
+    cr_assert_eq(r, 0, "%s", message);
+    engine_load_publish(g->engine, otherwise);
 }
 
 static void step(struct rig *g)
@@ -445,8 +448,7 @@ Test(weights, what_is_refused_is_as_if_it_had_not_come)
         cr_assert(submit(&g, &jobs[i], 1, ON_NEW_WEIGHTS_DEFAULT));
         while (!jobs[i].n_ends)
             step(&g);
-        cr_expect_eq(engine_load_weights(g.engine, fd, "weights", ON_NEW_WEIGHTS_FAIL, message),
-                     -EINVAL);
+        cr_expect_eq(engine_load_begin(g.engine, fd, "weights", message), -EINVAL);
     }
     engine_stats(g.engine, &stats);
     cr_expect_eq(stats.weight_epoch, 0);

@@ -73,10 +73,17 @@ static bool are_alike(const struct sample *a, const struct sample *b)
     return a->token == b->token && memcmp(&a->logprob, &b->logprob, sizeof a->logprob) == 0;
 }
 
+/* All of it in a row. */
 static int reload(struct model *m, int fd, char *message)
 {
-    int r = model_reload(m, fd, "other weights", message);
+    int r = model_reload_begin(m, fd, "other weights", message);
 
+    if (!r)
+        do
+            r = model_reload_some(m, message);
+        while (r == MODEL_RELOAD_MORE);
+    if (!r)
+        model_reload_publish(m);
     close(fd);
     return r;
 }

@@ -165,6 +165,58 @@ Test(weights, requests_live_through_a_load)
     system_fini(&s);
 }
 
+/* A file's tensors are read in a piece each at least, and a step comes after each piece. */
+Test(weights, steps_go_on_while_a_file_is_read)
+{
+    enum { N_TENSORS = 20, N_LONG = 30000 };
+    static const uint32_t prompt[] = {20, 30};
+    struct tiny t = tiny_default();
+    char first[128], second[128];
+    struct cb_request r;
+    struct cb_result result;
+    const uint32_t *epochs;
+    struct system s;
+    uint64_t id;
+    size_t n;
+    system_init(&s);
+    t.n_context = N_LONG + 2;
+    for (int i = 0; i < 2; i++) {
+        char *path = i ? second : first;
+        snprintf(path, 128, "%s/%d.gguf", s.dir, i);
+        struct gguf_out *o = tiny_new(&t);
+        gguf_out_save(o, path);
+        gguf_out_free(o);
+        t.seed++;
+    }
+    system_start(&s, SETTINGS("--model", first, "--backend", "reference", "--threads", "1",
+                              "--num_blocks", "2000"));
+    struct cb_handle *h = system_open(&s, NULL);
+    cb_request_init(&r);
+    r.ids = prompt;
+    r.n_ids = 2;
+    r.max_new_tokens = N_LONG;
+    r.flags = CB_IGNORE_EOS | CB_EPOCHS;
+    cr_assert_eq(cb_submit(h, &r, &id), 0, "%s", cb_message());
+    system_await(&s, "tokens_decode", 1);
+    json_t *loaded = system_cbctl(&s, SETTINGS("load-weights", second));
+    json_int_t n_steps = json_integer_value(json_object_get(loaded, "steps"));
+    cr_expect_geq(n_steps, N_TENSORS);
+    json_decref(loaded);
+    system_await(&s, "tokens_decode", system_counter(&s, "tokens_decode") + 2);
+    cb_cancel(h, id);
+    result = await(h, id);
+    cr_assert_eq(result.end, CB_END_CANCELLED);
+    cr_assert_eq(cb_epochs(h, id, &epochs, &n), 0);
+    cr_assert_gt(n, (size_t)n_steps);
+    cr_expect(epochs[0] == 0 && epochs[n - 1] == 1);
+    cr_expect_eq(epochs[n_steps / 2], 0, "they were made meanwhile, by the old ones");
+    cb_close(h);
+    system_settle(&s);
+    unlink(first);
+    unlink(second);
+    system_fini(&s);
+}
+
 /* ---- sent wrongly ---------------------------------------------------------------------------- */
 
 struct answer {

@@ -99,6 +99,7 @@ struct clients_config {
     struct cb_stats_page *stats;
     uint32_t n_vocab, n_context;
     uint64_t boot_id[2], fingerprint[2];
+    uint32_t weight_epoch; /* of fingerprint */
     uint64_t first_cursor; /* tests begin near 2^64 */
     gid_t admin_group;     /* (gid_t)-1: none       */
 };

@@ -197,6 +197,8 @@ static bool send_welcome(struct control *c, const struct client *cl, const int f
         .status_bytes = c->config.status_bytes,
         .spin_us = (uint32_t)config->settings->spin_us,
     };
+    if (cl->features & CB_FEATURE_RESUME)
+        welcome.weight_epoch = config->weight_epoch;
     put_defaults(config->settings, &welcome);
     strncpy(welcome.status_name, c->config.status_name, sizeof welcome.status_name - 1);
     union {

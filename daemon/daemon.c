@@ -234,8 +234,8 @@ struct daemon *daemon_free(struct daemon *d)
         return NULL;
     loop_timer_clear(&d->drain_due);
     loop_timer_clear(&d->watchdog);
-    /* What has not ended ends now, while there are lanes to say it in. Flushed before the lanes
-     * close: who sees that one is closed sees how its requests ended. */
+    /* What has not ended has no end in its lane, which says `stopped`: whoever wants to goes on with
+     * the next daemon. Flushed before the lanes close: who sees that sees all tokens. */
     if (d->control) {
         engine_fail_all(d->engine, CB_STOPPED);
         deliver_flush(&d->deliver);
@@ -296,6 +296,7 @@ void daemon_weights_changed(struct daemon *d)
     engine_stats(d->engine, &now);
     memcpy(d->clients->config.fingerprint, info->fingerprint, sizeof info->fingerprint);
     cb_stats_set_fingerprint(d->config.stats, info->fingerprint);
+    d->clients->config.weight_epoch = now.weight_epoch;
     clients_notice(d->clients, CB_NOTICE_WEIGHTS, now.weight_epoch & 1);
 }
 

@@ -9,7 +9,8 @@
  *
  * DRAINING: no new lane, no new request; what was accepted ends, and no pause keeps it from that but
  * its client's own. STOPPED with requests unfinished:
- * daemon_free ends them as failed, CB_STOPPED, before it closes their lanes as stopped. */
+ * daemon_free closes their lanes as stopped and writes no end for them: what there is of them can go on
+ * with the next daemon. */
 #ifndef CB_DAEMON_DAEMON_H
 #define CB_DAEMON_DAEMON_H
 

@@ -131,6 +131,12 @@ static void observe_end(struct deliver *d, const struct client_slot *s,
     cb_stats_observe(d->stats, CB_TIMING_request_total_ns, since(s, end->ended_ns), 1);
 }
 
+/* The daemon stops: no end of its own making is told, for the request may go on with the next one. */
+static bool is_cut_off(const struct request_end *end)
+{
+    return end->finish == FINISH_ERROR && end->error == CB_STOPPED;
+}
+
 static void deliver_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
 {
     struct deliver *d = ctx;
@@ -138,7 +144,7 @@ static void deliver_end(void *ctx, struct request *r, void *owner, const struct 
     (void)r;
     count_end(d, s, end->finish);
     observe_end(d, s, end);
-    if (s->client->lane) {
+    if (s->client->lane && !is_cut_off(end)) {
         const struct cb_lane_end lane_end = {
             .state = end->finish == FINISH_ERROR ? CB_SLOT_FAILED
                      : end->finish == FINISH_CANCELLED || end->finish == FINISH_DEADLINE

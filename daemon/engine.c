@@ -195,19 +195,38 @@ void engine_look(struct engine *e)
 
 /* ---- requests come and go -------------------------------------------------------------------- */
 
-/* Takes one from the pool, where there is one. */
+/* Appends the tokens that are given: whether it ends with none but the last of them. */
+static bool take_given(const struct engine *e, struct request *r, const struct request_spec *spec)
+{
+    for (uint32_t i = 0; i < spec->n_given; i++) {
+        uint32_t token = spec->prompt[spec->n_prompt + i], n_text;
+        const uint8_t *text = cb_vocab_text(e->vocab, token, &n_text);
+        if (r->end.finish != FINISH_NONE)
+            return false;
+        request_append(r, token, e->info->eos, e->info->n_eos, text, n_text, 0);
+    }
+    return true;
+}
+
+/* Takes one from the pool, where there is one. NULL: it would have ended before. */
 static struct request *accept(struct engine *e, const struct request_spec *spec,
                               struct request *parent)
 {
     const struct request_vocab vocab = {
         .n_vocab = e->info->n_vocab, .eos = e->info->eos, .n_eos = e->info->n_eos};
     struct request *r = requests_take(e->requests, spec, &vocab, clock_now(e->clock));
+    if (!take_given(e, r, spec)) {
+        requests_release(e->requests, r);
+        return NULL;
+    }
     r->key = cache_key(e->cache, spec->uid, spec->cache_salt, spec->n_cache_salt);
     if (parent)
         scheduler_add_child(e->scheduler, parent, r);
     else
         scheduler_add(e->scheduler, r);
-    if (spec->max_new_tokens == 0 && !request_scores(r))
+    if (r->end.finish != FINISH_NONE)
+        list_append(&e->ending, &r->end_link);
+    else if (spec->max_new_tokens == 0 && !request_scores(r))
         engine_decide(e, r, FINISH_LENGTH, 0);
     return r;
 }
@@ -216,19 +235,21 @@ int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32
                        void *const *owners, struct request **requests)
 {
     uint64_t n_tokens = (uint64_t)spec->n_prompt + spec->max_new_tokens;
-    assert(n > 0);
+    assert(n > 0 && (spec->n_given == 0 || n == 1));
     if (n_tokens > engine_tokens_max(e))
         return ENGINE_TOO_BIG;
     if (n > requests_n_free(e->requests) ||
         n_tokens > (e->config.max_held_tokens - e->n_held_tokens) / n)
         return ENGINE_FULL;
-    e->n_held_tokens += n * n_tokens;
     for (uint32_t i = 0; i < n; i++) {
         struct request_spec one = *spec;
         one.owner = owners[i];
         one.child_idx += i;
         requests[i] = accept(e, &one, i > 0 ? requests[0] : NULL);
+        if (!requests[i])
+            return ENGINE_ENDED;
     }
+    e->n_held_tokens += n * n_tokens;
     if (spec->deadline_ns != 0 && spec->deadline_ns < e->next_deadline_ns)
         e->next_deadline_ns = spec->deadline_ns;
     return 0;
@@ -244,17 +265,19 @@ static uint32_t find_tokens(struct engine *e, const struct request_spec *spec)
 {
     const struct prefix_key key =
         cache_key(e->cache, spec->uid, spec->cache_salt, spec->n_cache_salt);
-    return cache_find(e->cache, &key, spec->prompt, spec->n_prompt, &e->probe) * e->info->page_size;
+    return cache_find(e->cache, &key, spec->prompt, spec->n_prompt + spec->n_given, &e->probe) *
+           e->info->page_size;
 }
 
 void engine_forecast(struct engine *e, const struct request_spec *spec, struct engine_forecast *f)
 {
     struct scheduler_forecast forecast;
-    assert(spec->n_prompt <= engine_tokens_max(e));
+    uint32_t n_ids = spec->n_prompt + spec->n_given;
+    assert(n_ids <= engine_tokens_max(e));
     const struct scheduler_wish wish = {.uid = spec->uid,
                                         .priority = spec->priority,
-                                        .n_prompt = spec->n_prompt - find_tokens(e, spec),
-                                        .limit = spec->max_new_tokens};
+                                        .n_prompt = n_ids - find_tokens(e, spec),
+                                        .limit = spec->max_new_tokens - spec->n_given};
     scheduler_forecast(e->scheduler, &wish, clock_now(e->clock), &forecast);
     bool is_paused = spec->paused && *spec->paused; /* for how long, nobody knows */
     *f = (struct engine_forecast){.is_known = forecast.is_known && !is_paused,

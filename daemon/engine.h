@@ -75,6 +75,7 @@ enum {
     ENGINE_TOO_BIG = 3, /* no room for it ever: prompt and limit above engine_tokens_max        */
     ENGINE_RUNNING = 4, /* a step is on the device: serve others, then call again; never on CPUs */
     ENGINE_MORE = 5,    /* engine_populate_some, engine_load_some: there is more to do           */
+    ENGINE_ENDED = 6,   /* it would have ended before the last of the tokens that are given     */
 };
 
 /* The model's max_batch_tokens and max_batch_seqs are at least the configuration's. 0 or negative
@@ -88,12 +89,14 @@ struct engine *engine_free(struct engine *e);
  * max_held_tokens, whichever is least. What is refused as ENGINE_FULL fits one day. */
 uint32_t engine_tokens_max(const struct engine *e);
 
-/* 0, ENGINE_FULL or ENGINE_TOO_BIG; on 0 *requestp is valid until its end was reported. */
+/* 0, ENGINE_FULL, ENGINE_TOO_BIG or ENGINE_ENDED; on 0 *requestp is valid until its end was reported.
+ * Tokens that spec gives count as its own, in every respect, but are not handed out: if they are the
+ * whole answer, only the end is. */
 int engine_submit(struct engine *e, const struct request_spec *spec, struct request **requestp);
 
 /* The same for n continuations of one prompt: child i has spec's child_idx plus i and belongs to
  * owners[i]. The prompt is computed once; then each is a request of its own. All are accepted or
- * none. */
+ * none. Tokens can be given to one alone. */
 int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32_t n,
                        void *const *owners, struct request **requests);
 

@@ -64,6 +64,12 @@ void intake_refuse_all(struct intake *i)
 
 /* ---- one request ----------------------------------------------------------------------------- */
 
+/* Of each of its children: what it has, and may yet come to have. */
+static uint64_t n_tokens_of(const struct cb_request_entry *entry)
+{
+    return (uint64_t)cb_entry_prompt(entry) + entry->max_new_tokens;
+}
+
 /* Everything about the entry itself; brings an open limit to what can be had. */
 static int entry_check(const struct intake *i, const struct client *cl,
                        struct cb_request_entry *entry, uint32_t detail[2])
@@ -82,11 +88,12 @@ static int entry_check(const struct intake *i, const struct client *cl,
     if (status)
         return status;
     uint32_t most = engine_tokens_max(i->config.engine);
-    if (is_open && entry->n_prompt < most && entry->max_new_tokens > most - entry->n_prompt)
-        entry->max_new_tokens = most - entry->n_prompt;
+    uint32_t n_prompt = cb_entry_prompt(entry);
+    if (is_open && n_prompt < most && entry->max_new_tokens > most - n_prompt)
+        entry->max_new_tokens = most - n_prompt;
     if (is_open && entry->max_new_tokens > cb_lane_tokens_max(cl->lane, entry))
         entry->max_new_tokens = cb_lane_tokens_max(cl->lane, entry);
-    uint64_t n_tokens = (uint64_t)entry->n_prompt + entry->max_new_tokens;
+    uint64_t n_tokens = n_tokens_of(entry);
     if (n_tokens > i->config.settings->max_held_tokens / entry->n_children)
         return cb_over(CB_LIMIT_HELD_TOKENS, i->config.settings->max_held_tokens, detail);
     if (entry->n_children > i->config.settings->max_requests)
@@ -97,6 +104,8 @@ static int entry_check(const struct intake *i, const struct client *cl,
         detail[1] = most / page;
         return CB_NO_CAPACITY;
     }
+    if (entry->resume_from > entry->max_new_tokens) /* as far as the limit was open */
+        return cb_over(CB_LIMIT_POOL, entry->max_new_tokens, detail);
     return 0;
 }
 
@@ -128,7 +137,7 @@ static int quota_allows(const struct intake *i, const struct client *cl,
         return cb_over(CB_LIMIT_UID_REQUESTS, set->uid_requests, detail);
     if (q->use.n_requests + n > set->uid_requests ||
         q->use.waiting_tokens + n_prompt > set->uid_waiting_tokens ||
-        takes_the_last(i, q, n, n_prompt + (uint64_t)n * entry->max_new_tokens))
+        takes_the_last(i, q, n, n * n_tokens_of(entry)))
         return CB_LANE_WAITS;
     return 0;
 }
@@ -143,14 +152,17 @@ static int bodies_check(struct intake *i, const struct client *cl,
     int status = cb_message_check_ids(i->prompt, entry->n_prompt, i->config.n_vocab, detail);
     if (status)
         return status;
-    if (entry->opt_len == 0) {
-        cb_message_parsed_init(&i->parsed);
-        return 0;
+    cb_message_parsed_init(&i->parsed);
+    if (entry->opt_len) {
+        if (cb_lane_copy_arena(cl->lane, entry->opt_off, entry->opt_len, i->options))
+            return CB_BAD_BOUNDS;
+        status = cb_message_parse_options(i->options, entry->opt_len, i->config.n_vocab, &i->parsed,
+                                          detail);
+        if (status)
+            return status;
     }
-    if (cb_lane_copy_arena(cl->lane, entry->opt_off, entry->opt_len, i->options))
-        return CB_BAD_BOUNDS;
-    return cb_message_parse_options(i->options, entry->opt_len, i->config.n_vocab, &i->parsed,
-                                    detail);
+    return cb_message_check_resume(entry, &i->parsed, cl->features,
+                                   i->config.clients->config.fingerprint, detail);
 }
 
 /* What the copies ask for beside the entry's own fields. */
@@ -219,7 +231,8 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
     const struct sampler_wishes wishes = wishes_of(i, entry);
     const struct request_spec spec = {
         .prompt = i->prompt,
-        .n_prompt = entry->n_prompt,
+        .n_prompt = cb_entry_prompt(entry),
+        .n_given = entry->resume_from,
         .max_new_tokens = entry->max_new_tokens,
         .stop_ids = i->parsed.stop_ids,
         .n_stop_ids = i->parsed.n_stop_ids,
@@ -240,11 +253,11 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
         .on_new_weights =
             (enum on_new_weights)((entry->flags & CB_FLAG_ON_WEIGHTS) >> CB_FLAG_ON_WEIGHTS_SHIFT),
         .paused = &cl->is_paused,
-        .child_idx = entry->child_idx,
+        .child_idx = i->parsed.has_resume ? i->parsed.resume.child_idx : entry->child_idx,
     };
     struct cb_lane_forecast told;
     int late = forecast(i, &spec, is_open, now, &told, detail);
-    if (late)
+    if (late && !i->parsed.has_resume) /* that one has begun: what it has by then is its answer */
         return late;
     for (uint32_t k = 0; k < n; k++)
         owners[k] = &cl->slots[entry->slot + k];
@@ -254,9 +267,13 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
     case ENGINE_TOO_BIG:
         detail[0] = detail[1] = engine_tokens_max(i->config.engine) / i->config.page_size;
         return CB_NO_CAPACITY;
+    case ENGINE_ENDED:
+        return CB_CHANGED;
     default:
         return CB_LANE_WAITS;
     }
+    if (entry->resume_from)
+        cb_lane_give(cl->lane, entry, i->prompt + cb_entry_prompt(entry));
     cb_lane_accept(cl->lane, entry, entry->seed, told);
     for (uint32_t k = 0; k < n; k++) {
         clients_request_taken(i->config.clients, owners[k], requests[k], entry->n_prompt, now);
@@ -265,7 +282,7 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
     cb_stats_add(i->config.stats, CB_STAT_requests_accepted, n);
     i->n_waiting += n;
     i->n_requests += n;
-    i->n_held_tokens += n * ((uint64_t)entry->n_prompt + entry->max_new_tokens);
+    i->n_held_tokens += n * n_tokens_of(entry);
     return 0;
 }
 

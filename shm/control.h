@@ -45,17 +45,17 @@ struct cb_record_head {
 enum cb_wake { CB_WAKE_FUTEX = 0, CB_WAKE_SOCKET = 1 };
 
 /* hello.features, welcome.features: what is offered, and what of it is agreed. */
-#define CB_FEATURE_RESUME   0x1ull  /* not of this version */
-#define CB_FEATURE_NAMED    0x2ull  /* likewise */
+#define CB_FEATURE_RESUME   0x1ull  /* request.resume_from, option 3, welcome.weight_epoch */
+#define CB_FEATURE_NAMED    0x2ull  /* not of this version */
 #define CB_FEATURE_SAMPLING 0x4ull  /* options of requests: format.h */
 #define CB_FEATURE_LOGPROBS 0x8ull  /* planes of results */
 #define CB_FEATURE_DEFAULTS 0x10ull /* welcome.defaults and seed */
 #define CB_FEATURE_PAUSE    0x20ull /* up_hot.pause, down_hot.pause_seen */
 #define CB_FEATURE_EPOCHS   0x40ull /* CB_PLANE_EPOCHS, CB_FLAG_ON_WEIGHTS */
 #define CB_FEATURE_CHILDREN 0x80ull /* request.n_children above 1, child_idx */
-#define CB_FEATURES                                                                       \
-    (CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS | CB_FEATURE_DEFAULTS | CB_FEATURE_PAUSE | \
-     CB_FEATURE_EPOCHS | CB_FEATURE_CHILDREN)
+#define CB_FEATURES                                                                        \
+    (CB_FEATURE_RESUME | CB_FEATURE_SAMPLING | CB_FEATURE_LOGPROBS | CB_FEATURE_DEFAULTS | \
+     CB_FEATURE_PAUSE | CB_FEATURE_EPOCHS | CB_FEATURE_CHILDREN)
 #define CB_FEATURES_MUST 0xffffffff00000000ull
 
 struct cb_hello {
@@ -91,7 +91,8 @@ struct cb_welcome {
     uint32_t spin_us;  /* what the daemon advises a client in balanced mode */
     uint32_t defaults; /* CB_DEFAULT_ */
     uint64_t seed;
-    uint8_t reserved[8];
+    uint32_t weight_epoch; /* in which fingerprint holds; 0 unless CB_FEATURE_RESUME */
+    uint8_t reserved[4];
 };
 
 struct cb_refused {

@@ -141,7 +141,7 @@ struct cb_request_entry {
     uint64_t prompt_off;  /* bytes from the arena's start, multiple of 4 */
     uint64_t opt_off;     /* bytes from the arena's start, multiple of 8 */
     uint32_t opt_len;     /* bytes; 0: no option block */
-    uint32_t resume_from; /* how many of the ids were generated; 0 unless feature resume */
+    uint32_t resume_from; /* how many of the ids were generated; 0 unless CB_FEATURE_RESUME */
     float temperature;    /* 0: greedy */
     float top_p;          /* in (0, 1]; 1: off */
     uint32_t top_k;       /* 0: off; above the vocabulary: clamped */
@@ -163,6 +163,12 @@ static_assert(offsetof(struct cb_request_entry, planes) == 88, "format 1");
 static_assert(offsetof(struct cb_request_entry, child_idx) == 96, "format 1");
 static_assert(sizeof(struct cb_request_entry) == 128, "format 1");
 
+/* Of a checked entry: its ids without those that were generated. */
+static inline uint32_t cb_entry_prompt(const struct cb_request_entry *e)
+{
+    return e->n_prompt - e->resume_from;
+}
+
 /* An option block is records of this head and `bytes` of value, each padded with zeros to 8; each
  * type at most once. A type with the top bit set must be understood. */
 struct cb_option_head {
@@ -174,6 +180,7 @@ static_assert(sizeof(struct cb_option_head) == 8, "format 1");
 #define CB_OPTION_MUST         0x8000u
 #define CB_OPTION_STOP_IDS     (CB_OPTION_MUST | 1u)  /* u32 ids */
 #define CB_OPTION_STOP_STRINGS (CB_OPTION_MUST | 2u)  /* each: u32 bytes, the bytes, zeros to 4 */
+#define CB_OPTION_RESUME       (CB_OPTION_MUST | 3u)  /* struct cb_resume */
 #define CB_OPTION_CACHE_SALT   (CB_OPTION_MUST | 16u) /* 1 to CB_SALT_MAX bytes, any */
 #define CB_OPTION_SAMPLING     (CB_OPTION_MUST | 17u) /* struct cb_sampling */
 #define CB_OPTION_BIASES       (CB_OPTION_MUST | 18u) /* struct cb_logit_bias, ids ascending */
@@ -197,7 +204,18 @@ struct cb_logit_bias {
     float bias;
 };
 static_assert(sizeof(struct cb_logit_bias) == 8, "format 1");
-#define CB_OPTION_RESUME (CB_OPTION_MUST | 3u) /* feature resume: child index, fingerprint */
+
+/* CB_FEATURE_RESUME: a request that another lane did not see the end of, perhaps another boot's. Its
+ * ids are the prompt and then the resume_from ids that were generated so far, fewer than all of them
+ * and at most max_new_tokens, which counts them; one child alone, by which it draws, and the entry's
+ * own child_idx is 0. It goes on where these stand if fingerprint is still the daemon's own, and is
+ * refused with CB_CHANGED if not, or if by its stops it would have ended before the last of them. */
+struct cb_resume {
+    uint64_t fingerprint[2]; /* under which it began: WELCOME's then */
+    uint32_t child_idx;
+    uint32_t reserved;
+};
+static_assert(sizeof(struct cb_resume) == 24, "format 1");
 
 /* ---- DOWN ------------------------------------------------------------------------------------ */
 
@@ -290,11 +308,11 @@ struct cb_slot {
     cb_atomic32 error; /* enum cb_status, FAILED only */
     cb_atomic32 stop_idx;
     cb_atomic32 text_bytes; /* bytes of generated text before the stop string */
-    cb_atomic32 n_prompt;
-    cb_atomic32 out_cap; /* tokens the run has room for */
+    cb_atomic32 n_prompt; /* without those of resume_from, which head the run; planes begin there */
+    cb_atomic32 out_cap;  /* tokens the run has room for */
     cb_atomic64 out_off;
     cb_atomic32 planes;
-    cb_atomic32 weight_epoch; /* of its newest token, once it has ended; 0: those of the start */
+    cb_atomic32 weight_epoch; /* of its newest token; 0: those of the start, or no token yet */
     cb_atomic64 seed;
     cb_atomic32 n_prefix_hit;
     cb_atomic32 reserved;

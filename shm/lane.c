@@ -283,7 +283,7 @@ int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, 
     if (are_cancelled(lane, entry->slot, entry->gen))
         return CB_LANE_CANCELLED;
 
-    lane->reserved = cb_run_layout(n_out, entry->n_prompt, entry->planes);
+    lane->reserved = cb_run_layout(n_out, cb_entry_prompt(entry), entry->planes);
     if (lane->reserved.bytes > lane->pool.bytes / lane->n_children)
         return cb_over(CB_LIMIT_POOL, cb_lane_tokens_max(lane, entry), detail);
     r = take_runs(lane);
@@ -301,7 +301,7 @@ int cb_lane_reserve(struct cb_lane *lane, const struct cb_request_entry *entry, 
 
 uint32_t cb_lane_tokens_max(const struct cb_lane *lane, const struct cb_request_entry *entry)
 {
-    return cb_run_tokens_max(lane->pool.bytes / n_answers(lane, entry), entry->n_prompt,
+    return cb_run_tokens_max(lane->pool.bytes / n_answers(lane, entry), cb_entry_prompt(entry),
                              entry->planes);
 }
 
@@ -320,13 +320,13 @@ static void publish_record(struct cb_lane *lane, uint32_t slot,
     uint64_t run = s->has_run ? lane->g.down_pool_off + s->run_off : 0;
 
     /* Relaxed, all of them: ordered by ctl, which whoever reads them loads first. */
-    cb_store32(&to->emitted, 0, CB_RELAXED);
+    cb_store32(&to->emitted, s->emitted, CB_RELAXED);
     cb_store32(&to->finish, state == CB_SLOT_CANCELLED ? CB_FINISH_CANCELLED : CB_FINISH_NONE,
                CB_RELAXED);
     cb_store32(&to->error, 0, CB_RELAXED);
     cb_store32(&to->stop_idx, 0, CB_RELAXED);
     cb_store32(&to->text_bytes, 0, CB_RELAXED);
-    cb_store32(&to->n_prompt, entry->n_prompt, CB_RELAXED);
+    cb_store32(&to->n_prompt, cb_entry_prompt(entry), CB_RELAXED);
     cb_store32(&to->out_cap, s->n_out, CB_RELAXED);
     cb_store64(&to->out_off, run, CB_RELAXED);
     cb_store32(&to->planes, s->planes, CB_RELAXED);
@@ -351,6 +351,7 @@ static void take(struct cb_lane *lane)
     assert(lane->has_peeked);
     lane->has_peeked = false;
     lane->has_reserved = false;
+    lane->given_last = 0;
     lane->n_requests++;
     cb_ring_in_take(&lane->req);
 }
@@ -366,8 +367,11 @@ static void admit(struct cb_lane *lane, const struct cb_request_entry *entry, ui
     *s = (struct lane_slot){.gen = entry->gen,
                             .touched = s->touched,
                             .n_out = lane->reserved_n_out,
-                            .n_prompt = entry->n_prompt,
+                            .n_prompt = cb_entry_prompt(entry),
                             .planes = entry->planes,
+                            .emitted = entry->resume_from,
+                            .announced = entry->resume_from,
+                            .last = lane->given_last,
                             .quiet = (entry->flags & CB_FLAG_FINAL_ONLY) != 0,
                             .has_run = lane->reserved.bytes > 0,
                             .run_off = lane->reserved_off[i],
@@ -379,6 +383,18 @@ static void admit(struct cb_lane *lane, const struct cb_request_entry *entry, ui
     publish_record(lane, slot, entry, CB_SLOT_ADMITTED, seed);
     lane_put(lane, CB_RESULT_ACCEPTED, slot, entry->gen, forecast.start_us, 0, forecast.finish_us,
              entry->user);
+}
+
+void cb_lane_give(struct cb_lane *lane, const struct cb_request_entry *entry, const uint32_t *ids)
+{
+    cb_atomic32 *run =
+        (cb_atomic32 *)(void *)(lane->down + lane->g.down_pool_off + lane->reserved_off[0]);
+
+    assert(lane->has_reserved && lane->n_children == 1 && entry->resume_from > 0);
+    assert(entry->resume_from <= lane->reserved_n_out);
+    for (uint32_t i = 0; i < entry->resume_from; i++)
+        cb_store32(&run[i], ids[i], CB_RELAXED); /* ordered by ctl */
+    lane->given_last = ids[entry->resume_from - 1];
 }
 
 void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed,

@@ -106,6 +106,8 @@ int cb_lane_copy_arena(const struct cb_lane *lane, uint64_t off, uint64_t bytes,
 struct cb_lane_forecast {
     uint32_t start_us, finish_us;
 };
+/* Before cb_lane_accept, of an entry with a resume_from: its so many ids, which head the run. */
+void cb_lane_give(struct cb_lane *lane, const struct cb_request_entry *entry, const uint32_t *ids);
 /* After cb_lane_reserve gave 0: the slots are ADMITTED. `seed` as used. */
 void cb_lane_accept(struct cb_lane *lane, const struct cb_request_entry *entry, uint64_t seed,
                     struct cb_lane_forecast forecast);
@@ -140,7 +142,8 @@ struct cb_lane_logprobs {
 
 /* Of the token that cb_lane_token will tell next; stored as far as the planes were asked for. */
 void cb_lane_logprobs(struct cb_lane *lane, uint32_t slot, const struct cb_lane_logprobs *l);
-/* Whose it is: the epoch of weights, perhaps with CB_EPOCH_ANEW; likewise. */
+/* Whose it is: the epoch of weights, perhaps with CB_EPOCH_ANEW; likewise, and the slot's record says
+ * it too. */
 void cb_lane_epoch(struct cb_lane *lane, uint32_t slot, uint32_t epoch);
 /* Of token `index` of the prompt, 1 or more; likewise, before the first token. */
 void cb_lane_prompt_logprobs(struct cb_lane *lane, uint32_t slot, uint32_t index,

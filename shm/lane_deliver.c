@@ -107,10 +107,14 @@ void cb_lane_logprobs(struct cb_lane *lane, uint32_t slot, const struct cb_lane_
 
 void cb_lane_epoch(struct cb_lane *lane, uint32_t slot, uint32_t epoch)
 {
-    const struct lane_slot *s = &lane->slots[slot];
+    struct lane_slot *s = &lane->slots[slot];
 
     assert(s->active && s->emitted < s->n_out);
-    /* Relaxed: ordered by `emitted`. */
+    /* Relaxed: ordered by `emitted`, both. */
+    if (s->weight_epoch != (epoch & ~CB_EPOCH_ANEW)) {
+        s->weight_epoch = epoch & ~CB_EPOCH_ANEW;
+        cb_store32(&lane_slot_at(lane, slot)->weight_epoch, s->weight_epoch, CB_RELAXED);
+    }
     if (s->layout.epochs_off)
         cb_store32((cb_atomic32 *)(void *)(run_at(lane, s) + s->layout.epochs_off) + s->emitted,
                    epoch, CB_RELAXED);
@@ -130,7 +134,8 @@ void cb_lane_token(struct cb_lane *lane, uint32_t slot, uint32_t token, uint64_t
                    CB_RELAXED);
     s->last = token;
     s->emitted++;
-    if (s->emitted == 1) {
+    if (!s->is_running) {
+        s->is_running = true;
         /* Release like every store of ctl; nothing of the record has changed. */
         cb_store32(&to->ctl, s->gen << 8 | CB_SLOT_RUNNING, CB_RELEASE);
     }

@@ -13,11 +13,13 @@ struct lane_slot {
     uint32_t gen;    /* the last one that was answered; 0: never used */
     uint32_t active; /* its place in lane->active + 1; 0: owes no terminal entry */
     uint32_t n_out, n_prompt, planes;
-    uint32_t emitted;   /* tokens stored */
-    uint32_t announced; /* of these, known to the client by a TOKENS entry */
-    uint32_t last;      /* the newest token */
-    bool quiet;         /* CB_FLAG_FINAL_ONLY */
-    bool touched;       /* is in lane->touched */
+    uint32_t emitted;      /* tokens stored */
+    uint32_t announced;    /* of these, known to the client by a TOKENS entry */
+    uint32_t last;         /* the newest token */
+    uint32_t weight_epoch; /* its */
+    bool quiet;            /* CB_FLAG_FINAL_ONLY */
+    bool is_running;       /* it had a token of this lane's */
+    bool touched;          /* is in lane->touched */
     bool cancel_seen;
     bool has_run;
     bool has_tokens_entry; /* tokens_at means something */
@@ -50,6 +52,7 @@ struct cb_lane {
     struct cb_run_layout reserved; /* of each */
     uint64_t reserved_off[CB_CHILDREN_MAX];
     uint32_t reserved_n_out;
+    uint32_t given_last; /* the newest of what heads it */
 
     bool dirty;
     uint32_t closed, notice;

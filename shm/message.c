@@ -53,7 +53,9 @@ size_t cb_message_options_bytes(const struct cb_message_options *options)
            record_bytes(options->cache_salt.n) +
            record_bytes(options->sampling ? sizeof *options->sampling : 0) +
            record_bytes(options->n_biases * sizeof *options->biases) +
-           record_bytes(4ull * options->n_allowed_ids) + record_bytes(4ull * options->n_banned_ids);
+           record_bytes(4ull * options->n_allowed_ids) +
+           record_bytes(4ull * options->n_banned_ids) +
+           record_bytes(options->resume ? sizeof *options->resume : 0);
 }
 
 static unsigned char *build_head(unsigned char *at, uint16_t type, size_t bytes)
@@ -92,6 +94,8 @@ void cb_message_options_build(const struct cb_message_options *options, void *bl
         }
         at += pad(stops_bytes(options), 8) - stops_bytes(options);
     }
+    if (options->resume)
+        at = build_record(at, CB_OPTION_RESUME, options->resume, sizeof *options->resume);
     at = build_record(at, CB_OPTION_CACHE_SALT, options->cache_salt.bytes, options->cache_salt.n);
     if (options->sampling)
         at = build_record(at, CB_OPTION_SAMPLING, options->sampling, sizeof *options->sampling);
@@ -159,8 +163,8 @@ static enum cb_status check_shape(const struct cb_request_entry *e,
     status = check_children(e, limits, detail);
     if (status)
         return status;
-    if (e->resume_from)
-        return bad(detail, CB_BAD_OPTION, e->resume_from, 0);
+    if (e->resume_from && (!(limits->features & CB_FEATURE_RESUME) || e->n_children > 1))
+        return bad(detail, CB_BAD_OPTION, e->resume_from, e->n_children);
     if (e->priority > UINT8_MAX)
         return bad(detail, CB_BAD_OPTION, e->priority, 0);
     return check_planes(e->planes, limits->features, detail);
@@ -199,16 +203,21 @@ static enum cb_status check_lengths(struct cb_request_entry *e,
                                     const struct cb_message_limits *limits, uint32_t detail[2])
 {
     uint64_t prompt_bytes = 4ull * e->n_prompt;
-    uint64_t n_total = e->n_prompt;
+    uint64_t n_total;
 
     if (e->n_prompt == 0)
         return bad(detail, CB_EMPTY_PROMPT, 0, 0);
+    if (e->resume_from >= e->n_prompt)
+        return bad(detail, CB_BAD_OPTION, e->resume_from, e->n_prompt);
+    n_total = cb_entry_prompt(e);
     if (e->max_new_tokens != CB_NO_LIMIT)
         n_total += e->max_new_tokens;
     if (n_total > limits->n_context)
         return bad(detail, CB_TOO_LONG, n_total, limits->n_context);
     if (e->max_new_tokens == CB_NO_LIMIT)
-        e->max_new_tokens = limits->n_context - e->n_prompt;
+        e->max_new_tokens = limits->n_context - cb_entry_prompt(e);
+    if (e->resume_from > e->max_new_tokens)
+        return bad(detail, CB_BAD_OPTION, e->resume_from, e->max_new_tokens);
     if (e->prompt_off % 4 || e->prompt_off > limits->arena_bytes ||
         prompt_bytes > limits->arena_bytes - e->prompt_off)
         return bad(detail, CB_BAD_BOUNDS, 0, 0);
@@ -345,6 +354,18 @@ static enum cb_status parse_ids(uint16_t type, const unsigned char *value, size_
     return cb_sampling_check_ids(ids, n, n_vocab, CB_PARAMETER_BANNED, detail);
 }
 
+static enum cb_status parse_resume(const unsigned char *value, size_t bytes,
+                                   struct cb_message_parsed *parsed, uint32_t detail[2])
+{
+    if (bytes != sizeof parsed->resume)
+        return bad(detail, CB_BAD_OPTION, CB_OPTION_RESUME, 0);
+    memcpy(&parsed->resume, value, bytes);
+    parsed->has_resume = true;
+    if (parsed->resume.reserved || parsed->resume.child_idx == UINT32_MAX)
+        return bad(detail, CB_BAD_OPTION, CB_OPTION_RESUME, parsed->resume.child_idx);
+    return CB_OK;
+}
+
 static enum cb_status parse_option(uint16_t type, const unsigned char *value, size_t bytes,
                                    uint32_t n_vocab, struct cb_message_parsed *parsed,
                                    uint32_t detail[2])
@@ -354,6 +375,8 @@ static enum cb_status parse_option(uint16_t type, const unsigned char *value, si
         return parse_stop_ids(value, bytes, n_vocab, parsed, detail);
     case CB_OPTION_STOP_STRINGS:
         return parse_stops(value, bytes, parsed, detail);
+    case CB_OPTION_RESUME:
+        return parse_resume(value, bytes, parsed, detail);
     case CB_OPTION_CACHE_SALT:
         return parse_cache_salt(value, bytes, parsed, detail);
     case CB_OPTION_SAMPLING:
@@ -379,6 +402,8 @@ void cb_message_parsed_init(struct cb_message_parsed *parsed)
     parsed->biases = NULL;
     parsed->allowed_ids = parsed->banned_ids = NULL;
     parsed->n_biases = parsed->n_allowed_ids = parsed->n_banned_ids = 0;
+    parsed->has_resume = false;
+    parsed->resume = (struct cb_resume){.child_idx = 0};
     cb_sampling_init(&parsed->sampling);
     cb_stops_init(&parsed->stops);
 }
@@ -414,4 +439,19 @@ enum cb_status cb_message_parse_options(const void *block, size_t bytes, uint32_
     }
     return cb_sampling_check_rest(parsed->allowed_ids, parsed->n_allowed_ids, parsed->banned_ids,
                                   parsed->n_banned_ids, detail);
+}
+
+enum cb_status cb_message_check_resume(const struct cb_request_entry *entry,
+                                       const struct cb_message_parsed *parsed, uint64_t features,
+                                       const uint64_t fingerprint[2], uint32_t detail[2])
+{
+    if (!parsed->has_resume)
+        return entry->resume_from ? bad(detail, CB_BAD_OPTION, entry->resume_from, 0) : CB_OK;
+    if (!(features & CB_FEATURE_RESUME))
+        return bad(detail, CB_BAD_OPTION, CB_OPTION_RESUME, 0);
+    if (entry->n_children > 1 || entry->child_idx)
+        return bad(detail, CB_BAD_OPTION, CB_OPTION_RESUME, entry->n_children);
+    if (memcmp(parsed->resume.fingerprint, fingerprint, sizeof parsed->resume.fingerprint) != 0)
+        return bad(detail, CB_CHANGED, 0, 0);
+    return CB_OK;
 }

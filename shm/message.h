@@ -7,6 +7,7 @@
 #ifndef CB_SHM_MESSAGE_H
 #define CB_SHM_MESSAGE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -34,6 +35,7 @@ struct cb_message_options {
     uint32_t n_biases;
     const uint32_t *allowed_ids, *banned_ids;
     uint32_t n_allowed_ids, n_banned_ids; /* 0: no list */
+    const struct cb_resume *resume;       /* NULL: it begins here */
 };
 
 /* All zero but op, n_children, top_p 1 and max_new_tokens CB_NO_LIMIT: greedy, no limit. */
@@ -57,7 +59,7 @@ struct cb_message_limits {
 
 /* Checks every field of the copied entry: CB_OK or the reason, with detail[2]. May normalise: top_k
  * above the vocabulary becomes the vocabulary, -0.0 becomes 0, CB_NO_LIMIT becomes what the context
- * leaves. */
+ * leaves. What resume_from asks of the option block is cb_message_check_resume's. */
 enum cb_status cb_message_check(struct cb_request_entry *entry,
                                 const struct cb_message_limits *limits, uint32_t detail[2]);
 
@@ -76,6 +78,8 @@ struct cb_message_parsed {
     const struct cb_logit_bias *biases; /* these are in the block */
     const uint32_t *allowed_ids, *banned_ids;
     uint32_t n_biases, n_allowed_ids, n_banned_ids;
+    bool has_resume;
+    struct cb_resume resume;
 };
 
 /* Of a request without an option block. */
@@ -85,5 +89,11 @@ void cb_message_parsed_init(struct cb_message_parsed *parsed);
  * are skipped. */
 enum cb_status cb_message_parse_options(const void *block, size_t bytes, uint32_t n_vocab,
                                         struct cb_message_parsed *parsed, uint32_t detail[2]);
+
+/* Both have passed: whether they agree about a request that goes on (format.h, struct cb_resume), and
+ * whether it may under this fingerprint. */
+enum cb_status cb_message_check_resume(const struct cb_request_entry *entry,
+                                       const struct cb_message_parsed *parsed, uint64_t features,
+                                       const uint64_t fingerprint[2], uint32_t detail[2]);
 
 #endif

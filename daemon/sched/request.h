@@ -54,8 +54,9 @@ enum request_phase { REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };
 
 /* What intake checked and hands over. Everything pointed to is copied. */
 struct request_spec {
-    const uint32_t *prompt;   /* ids within the vocabulary                                    */
+    const uint32_t *prompt;   /* ids within the vocabulary, [n_prompt + n_given]              */
     uint32_t n_prompt;        /* at least 1                                                   */
+    uint32_t n_given;         /* generated before, elsewhere: at most max_new_tokens          */
     uint32_t max_new_tokens;  /* prompt and these within engine_tokens_max; 0: ends at once   */
     const uint32_t *stop_ids; /* besides the model's eos; an id here ends with FINISH_STOP    */
     uint32_t n_stop_ids;      /* at most CB_STOP_IDS_MAX                                 */
@@ -151,8 +152,8 @@ int requests_new(struct requests **requestsp, uint32_t n_requests, uint32_t toke
                  uint32_t n_groups, uint32_t blocks_max);
 struct requests *requests_free(struct requests *p); /* NULL is fine; returns NULL */
 
-/* A request filled from spec, WAITING and in no list; NULL: all are taken. n_prompt +
- * max_new_tokens is at most tokens_max. */
+/* A request filled from spec but for what was given, WAITING and in no list; NULL: all are taken.
+ * n_prompt + max_new_tokens is at most tokens_max. */
 struct request *requests_take(struct requests *p, const struct request_spec *spec,
                               const struct request_vocab *vocab, uint64_t now_ns);
 

@@ -118,8 +118,8 @@ static void count_hit(struct scheduler *s, struct request *r, const struct offer
         return;
     s->n_hits++;
     s->n_hit_tokens += o->past;
-    if (r->n_soft_resets == 0)
-        r->end.n_prefix_hit = o->past;
+    if (r->n_soft_resets == 0) /* there may be tokens behind the prompt that others had, too */
+        r->end.n_prefix_hit = o->past < r->n_prompt ? o->past : r->n_prompt;
 }
 
 /* Who had no past has one of the present weights, be it others' work. */

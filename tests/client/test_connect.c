@@ -161,7 +161,7 @@ static void other_magic(struct cb_welcome *w)
 }
 static void reserved_set(struct cb_welcome *w)
 {
-    w->reserved[7] = 1;
+    w->reserved[3] = 1;
 }
 static void unknown_default(struct cb_welcome *w)
 {
@@ -178,7 +178,7 @@ static void defaults_not_agreed(struct cb_welcome *w)
 }
 static void unasked_feature(struct cb_welcome *w)
 {
-    w->features = CB_FEATURE_RESUME;
+    w->features = CB_FEATURE_NAMED;
 }
 static void huge_up(struct cb_welcome *w)
 {

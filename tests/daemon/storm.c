@@ -27,7 +27,7 @@ struct answer {
 };
 
 struct job {
-    uint32_t prompt[STORM_PROMPT_MAX], stop_ids[3], allowed[60], banned[8];
+    uint32_t prompt[STORM_TOKENS_MAX], stop_ids[3], allowed[60], banned[8];
     struct sample_bias biases[8];
     struct sampler_wishes wishes;
     struct request_spec spec;
@@ -35,7 +35,7 @@ struct job {
     struct answer alone, got;
     /* Of this run: */
     struct request *r; /* NULL: not sent yet, or ended */
-    uint32_t n_ends, cancel_at;
+    uint32_t n_ends, cancel_at, n_given;
     bool is_cancelled;
     bool is_paused; /* with its continuations */
 };
@@ -422,6 +422,19 @@ static void job_begin(struct storm *st, struct job *j)
         j->cancel_at = draw(&st->random, 2) ? 1 + draw(&st->random, 12) : 0;
 }
 
+/* Gives a job some of the tokens that it got alone, now and then all of them: how many. */
+static uint32_t give(struct storm *st, struct job *j)
+{
+    const struct answer *a = &j->alone;
+    if (st->number == ALONE || draw(&st->random, 3))
+        return 0;
+    uint32_t n = draw(&st->random, 4) ? draw(&st->random, a->n + 1) : a->n;
+    memcpy(j->prompt + j->spec.n_prompt, a->tokens, n * sizeof *a->tokens);
+    memcpy(j->got.tokens, a->tokens, n * sizeof *a->tokens);
+    memcpy(j->got.logprobs, a->logprobs, n * sizeof *a->logprobs);
+    return j->got.n = n;
+}
+
 /* The job and n - 1 continuations behind it, as one. */
 static void submit(struct storm *st, struct job *j, uint32_t n)
 {
@@ -431,7 +444,9 @@ static void submit(struct storm *st, struct job *j, uint32_t n)
         job_begin(st, &j[i]);
         owners[i] = &j[i];
     }
-    int r = engine_submit_many(st->engine, &j->spec, n, owners, requests);
+    struct request_spec spec = j->spec;
+    spec.n_given = j->n_given = n == 1 ? give(st, j) : 0;
+    int r = engine_submit_many(st->engine, &spec, n, owners, requests);
     if (r)
         fail(st, j, "refused: %d", r);
     for (uint32_t i = 0; i < n; i++)
@@ -542,6 +557,7 @@ void storm_rage(struct storm *st, uint32_t number, const struct storm_shape *sha
         const struct job *j = &st->jobs[i];
         check_together(st, j);
         counts->n_finishes[j->got.end.finish]++;
+        counts->n_given += j->n_given > 0;
         counts->n_scored += j->wishes.prompt_logprobs && j->got.n > 0;
         counts->n_cut += j->is_cancelled && j->got.n > 0 && j->got.n < j->alone.n;
     }

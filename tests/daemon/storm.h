@@ -6,7 +6,8 @@
  * and strings, and for a half of them whatever else may be asked of the choice of tokens. storm_alone
  * finds out what each gets alone: a model of its own with an empty cache, one thread, the scalar
  * level, the whole prompt in one step. storm_rage runs all of them in one engine of any shape, in an
- * order and at a pace drawn from the seed, some cancelled; every token, the bits of its
+ * order and at a pace drawn from the seed, some cancelled, some going on from where another engine is
+ * said to have left them; every token, the bits of its
  * log-probability and of the best ones', those of the prompt where asked for, and the end must be
  * those of the request alone, a cancelled one's tokens a prefix of them. The clock is drawn as well,
  * so that the same steps come again. A failure says which storm it was and how to run it again. */
@@ -50,6 +51,7 @@ struct storm_counts {
     uint32_t n_finishes[7]; /* by enum finish                                   */
     uint32_t n_cut;         /* cancelled with some, but not all of their tokens */
     uint32_t n_pauses;      /* of families of requests */
+    uint32_t n_given;       /* that went on from tokens of theirs                       */
     uint32_t n_scored;      /* prompts with log-probabilities, up to their first token */
     uint64_t n_soft_resets, n_restores, n_prefix_hits, n_forks;
 };

@@ -49,7 +49,7 @@ Test(control, hello_is_answered_with_a_lane)
     struct cb_hello hello = peer_hello();
     hello.n_slots = 3;
     /* Two offered that are not agreed. */
-    hello.features = CB_FEATURE_RESUME | CB_FEATURE_LOGPROBS | 1ull << 20;
+    hello.features = CB_FEATURE_NAMED | CB_FEATURE_LOGPROBS | 1ull << 20;
     peer_open(&p, s, 1000, &hello);
     cr_assert_eq(p.welcome.format, 1);
     cr_assert_eq(p.welcome.features, CB_FEATURE_LOGPROBS);
@@ -550,8 +550,8 @@ Test(control, a_drain_refuses_the_new_and_ends_the_old)
     peer_close(&p);
 }
 
-/* What a stop cut short had no end at all, and looked like a daemon that died. */
-Test(control, a_stop_ends_what_runs_as_failed)
+/* It may go on with the next daemon: who reads the lane ends it, or does not. */
+Test(control, what_a_stop_cuts_short_has_no_end)
 {
     struct sim *s = fresh();
     struct peer p;
@@ -563,13 +563,11 @@ Test(control, a_stop_ends_what_runs_as_failed)
     json_decref(ask(s, 0, "stop", "hard", CB_OK));
     cr_assert_eq(s->daemon->state, DAEMON_STOPPED);
     sim_free(s);
-    while (cb_lane_client_poll(p.lc, &e) & CB_LANE_ENTRY && e.type != CB_RESULT_FAILED)
-        ;
-    cr_assert_eq(e.type, CB_RESULT_FAILED);
-    cb_lane_client_slot(p.lc, e.slot, &view);
-    cr_assert_eq(view.state, CB_SLOT_FAILED);
-    cr_assert_eq(view.error, CB_STOPPED);
-    cr_assert_eq(view.emitted, e.count);
+    while (cb_lane_client_poll(p.lc, &e) & CB_LANE_ENTRY)
+        cr_assert(e.type < CB_RESULT_FINISHED || e.type == CB_RESULT_LANE, "%u", e.type);
+    cb_lane_client_slot(p.lc, 0, &view);
+    cr_assert_eq(view.state, CB_SLOT_RUNNING);
+    cr_assert_gt(view.emitted, 0);
     cr_assert_eq(cb_lane_client_closed(p.lc), CB_CLOSED_STOPPED);
     peer_close(&p);
 }

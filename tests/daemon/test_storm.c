@@ -89,6 +89,7 @@ static void check(const char *test, uint64_t seed, enum dtype kv_dtype, enum dty
     cr_expect_gt(counts.n_cut, 0, "no cancel came in between");
     cr_expect_gt(counts.n_pauses, 100, "only %u pauses", counts.n_pauses);
     cr_expect_gt(counts.n_scored, 0, "no prompt was scored");
+    cr_expect_gt(counts.n_given, 100, "only %u went on", counts.n_given);
 }
 
 Test(storm, bf16)

@@ -55,7 +55,11 @@ static void write_options(struct sim_client *c, struct input *in, unsigned char 
     uint32_t ids[2][3], n_vocab = c->welcome.geometry.n_vocab;
     struct cb_logit_bias biases[3];
     struct cb_sampling s;
+    const struct cb_resume resume = {
+        .fingerprint = {c->welcome.fingerprint[0], c->welcome.fingerprint[1] ^ take(in, 1) / 250},
+        .child_idx = (uint32_t)take(in, 1)};
     struct cb_message_options options = {.sampling = &s,
+                                         .resume = take(in, 1) & 1 ? &resume : NULL,
                                          .biases = biases,
                                          .n_biases = (uint32_t)take(in, 1) % 4,
                                          .allowed_ids = ids[0],
@@ -107,6 +111,7 @@ static void write_up(struct sim_client *c, struct input *in)
         uint64_t off = c->welcome.geometry.up_ring_off + first * c->welcome.geometry.req_stride;
         struct cb_request_entry e;
         cb_message_init(&e);
+        e.resume_from = take(in, 1) & 1 ? (uint32_t)take(in, 1) % 8 : 0;
         e.slot = (uint32_t)take(in, 1) % 8;
         e.gen = (uint32_t)take(in, 1);
         e.n_prompt = (uint32_t)take(in, 1) % 64;

@@ -142,6 +142,8 @@ static int intake(struct life *l, bool is_credit_there)
         assert(r == 0);
         r = (int)cb_message_parse_options(options, e.opt_len, limits.n_vocab, &parsed, detail);
     }
+    if (!r && e.resume_from)
+        cb_lane_give(l->lane, &e, ids + cb_entry_prompt(&e));
     if (r) {
         cb_lane_reject(l->lane, &e, r, detail[0], detail[1]);
         return 0;
@@ -150,9 +152,9 @@ static int intake(struct life *l, bool is_credit_there)
     for (uint32_t slot = e.slot; slot < e.slot + e.n_children; slot++) {
         assert(!l->runs[slot].active);
         l->runs[slot].active = true;
-        l->runs[slot].n_have = 0;
+        l->runs[slot].n_have = e.resume_from;
         l->runs[slot].n_want = e.max_new_tokens;
-        for (uint32_t i = 1; i < e.n_prompt; i++)
+        for (uint32_t i = 1; i < cb_entry_prompt(&e); i++)
             cb_lane_prompt_logprobs(l->lane, slot, i, &some);
     }
     return 0;

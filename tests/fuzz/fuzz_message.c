@@ -65,6 +65,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         options.n_banned_ids = parsed.n_banned_ids;
         options.cache_salt.bytes = parsed.cache_salt;
         options.cache_salt.n = parsed.n_cache_salt;
+        options.resume = parsed.has_resume ? &parsed.resume : NULL;
         options.stop_ids = parsed.stop_ids;
         options.n_stop_ids = parsed.n_stop_ids;
         bytes = cb_message_options_bytes(&options);
@@ -76,6 +77,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
             assert(cb_message_parse_options(built, bytes, N_VOCAB, &again, detail) == CB_OK);
             assert(again.n_stop_ids == parsed.n_stop_ids);
             assert(again.n_cache_salt == parsed.n_cache_salt);
+            assert(again.has_resume == parsed.has_resume &&
+                   !memcmp(&again.resume, &parsed.resume, sizeof again.resume));
             assert(!memcmp(&again.sampling, &parsed.sampling, sizeof again.sampling));
             assert(again.n_biases == parsed.n_biases);
             assert(again.n_allowed_ids == parsed.n_allowed_ids);
@@ -98,7 +101,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         memcpy(&e, data, sizeof e);
         if (cb_message_check(&e, &limits, detail) == CB_OK) {
             assert(e.slot < limits.n_slots && e.gen && e.gen <= CB_GEN_MASK && e.n_prompt);
-            assert((uint64_t)e.n_prompt + e.max_new_tokens <= limits.n_context);
+            assert(e.resume_from < e.n_prompt && e.resume_from <= e.max_new_tokens);
+            assert((uint64_t)cb_entry_prompt(&e) + e.max_new_tokens <= limits.n_context);
             assert(e.prompt_off + 4ull * e.n_prompt <= limits.arena_bytes);
             assert(!e.opt_len || e.opt_off + e.opt_len <= limits.arena_bytes);
             assert(e.temperature >= 0.0f && e.top_p > 0.0f && e.top_p <= 1.0f);

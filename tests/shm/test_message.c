@@ -63,7 +63,10 @@ Test(message, every_bad_field_has_its_status)
     REFUSED(CB_BAD_SLOT, 8, 8, (e.slot = 6, e.n_children = 3));
     REFUSED(CB_BAD_OPTION, UINT32_MAX, 0, e.child_idx = UINT32_MAX);
     REFUSED(CB_BAD_OPTION, 1, 0, e.reserved_half = 1);
-    REFUSED(CB_BAD_OPTION, 5, 0, e.resume_from = 5);
+    REFUSED(CB_BAD_OPTION, 3, 3, e.resume_from = e.n_prompt = 3);
+    REFUSED(CB_BAD_OPTION, 3, 2, (e.resume_from = 3, e.n_prompt = 5, e.max_new_tokens = 2));
+    REFUSED(CB_BAD_OPTION, 1, 2, (e.resume_from = 1, e.n_children = 2, e.n_prompt = 5));
+    TAKEN(e.resume_from = 2, e.n_prompt = 5, e.max_new_tokens = 2);
     REFUSED(CB_BAD_PLANES, 0x20, 0, e.planes = 0x20);
     TAKEN(e.planes = CB_PLANE_EPOCHS);
     TAKEN(e.flags = CB_FLAG_ON_WEIGHTS);
@@ -294,7 +297,7 @@ Test(message, bad_records)
     cr_assert_eq(parse(16), CB_BAD_OPTION, "one that must be understood");
     cr_assert_eq(detail[0], 0xffff);
     head(CB_OPTION_RESUME, 8);
-    cr_assert_eq(parse(16), CB_BAD_OPTION, "a feature that was not agreed");
+    cr_assert_eq(parse(16), CB_BAD_OPTION, "half of one");
     head(1, UINT32_MAX);
     cr_assert_eq(parse(16), CB_BAD_OPTION);
     head(1, UINT32_MAX - 6);

@@ -289,17 +289,6 @@ void daemon_settings_changed(struct daemon *d)
     d->clients->has_credit = true; /* a quota may have grown */
 }
 
-void daemon_weights_changed(struct daemon *d)
-{
-    const struct model_info *info = model_info(d->config.model);
-    struct engine_stats now;
-    engine_stats(d->engine, &now);
-    memcpy(d->clients->config.fingerprint, info->fingerprint, sizeof info->fingerprint);
-    cb_stats_set_fingerprint(d->config.stats, info->fingerprint);
-    d->clients->config.weight_epoch = now.weight_epoch;
-    clients_notice(d->clients, CB_NOTICE_WEIGHTS, now.weight_epoch & 1);
-}
-
 /* ---- a turn ---------------------------------------------------------------------------------- */
 
 /* Logged the first time, the second, the fourth, and so on: one bug may show at every step. */
@@ -353,6 +342,16 @@ static void count(struct daemon *d)
     else if (!has_work)
         loop_timer_clear(&d->watchdog);
     d->seen = now;
+}
+
+void daemon_weights_changed(struct daemon *d)
+{
+    const struct model_info *info = model_info(d->config.model);
+    memcpy(d->clients->config.fingerprint, info->fingerprint, sizeof info->fingerprint);
+    cb_stats_set_fingerprint(d->config.stats, info->fingerprint);
+    count(d); /* requests may have ended: the sums that STATUS shows hold now, not a turn later */
+    d->clients->config.weight_epoch = d->seen.weight_epoch;
+    clients_notice(d->clients, CB_NOTICE_WEIGHTS, d->seen.weight_epoch & 1);
 }
 
 /* Where the time of a turn went that had work; `before`: what was seen before it. */

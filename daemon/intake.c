@@ -358,8 +358,8 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
         return TAKE_NOTHING;
     if (r == CB_LANE_CANCELLED) {
         cb_lane_cancel(cl->lane, &entry);
-        cb_stats_add(i->config.stats, CB_STAT_requests_accepted, 1); /* each that ends was one */
-        cb_stats_add(i->config.stats, CB_STAT_requests_cancelled, 1);
+        cb_stats_add(i->config.stats, CB_STAT_requests_accepted, n); /* each that ends was one */
+        cb_stats_add(i->config.stats, CB_STAT_requests_cancelled, n);
         return TAKE_ONE;
     }
     if (r == 0)

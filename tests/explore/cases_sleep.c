@@ -280,14 +280,18 @@ static void pause_until_seen(void)
     n_when_paused = cb_lane_client_emitted(world.client, 0);
 }
 
-/* The loop: look, a step if there may be one, flush; sleeps when there is nothing to do. */
+/* The loop: look, a step if there may be one and a look again before what it gave is told, flush;
+ * sleeps when there is nothing to do. */
 static void serve_until_paused(void)
 {
     for (uint32_t i = 0; !cb_lane_look_pause(world.lane);) {
-        if (i < 1)
+        if (i < 1) {
+            (void)cb_lane_look_pause(
+                world.lane); /* then one flush tells the token and the answer */
             world_token(0, i++);
-        else
+        } else {
             daemon_sleep(false);
+        }
         world_flush();
     }
     world_flush();

@@ -36,6 +36,8 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     uint64_t n_finished = 0, n_cancelled = 0, n_rejected = 0, n_deaths = 0, n_hostile = 0;
     uint64_t n_prefix_hits = 0, n_evicted = 0, n_soft_resets = 0, n_pauses = 0;
     uint64_t n_too_late = 0, n_past_deadline = 0, n_predicted = 0;
+    uint64_t n_families = 0, n_forks = 0, n_room_waits = 0, n_switches = 0, n_weights_refused = 0;
+    uint64_t n_mixed = 0, n_anew = 0, n_failed = 0;
     for (uint64_t seed = 2000; seed < 2200; seed++) {
         struct sim_report r;
         cr_assert_eq(sim_run(seed, &r), 0, "%s", r.error);
@@ -51,6 +53,14 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
         n_past_deadline += r.n_past_deadline;
         n_predicted += r.n_predicted;
         n_pauses += r.n_pauses;
+        n_families += r.n_families;
+        n_forks += r.n_forks;
+        n_room_waits += r.n_room_waits;
+        n_switches += r.n_switches;
+        n_weights_refused += r.n_weights_refused;
+        n_mixed += r.n_mixed;
+        n_anew += r.n_anew;
+        n_failed += r.n_failed;
     }
     cr_assert_gt(n_finished, 50);
     cr_assert_gt(n_cancelled, 50);
@@ -64,6 +74,14 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     cr_assert_gt(n_past_deadline, 5);
     cr_assert_gt(n_predicted, 50);
     cr_assert_gt(n_pauses, 100);
+    cr_assert_gt(n_families, 100);
+    cr_assert_gt(n_forks, 30);
+    cr_assert_gt(n_room_waits, 0);
+    cr_assert_gt(n_switches, 100);
+    cr_assert_gt(n_weights_refused, 20);
+    cr_assert_gt(n_mixed, 5);
+    cr_assert_gt(n_anew, 5);
+    cr_assert_gt(n_failed, 5);
 }
 
 /* Two users made room for each other in turn, and neither got on. */

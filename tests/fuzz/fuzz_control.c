@@ -8,7 +8,11 @@
 #include <stdlib.h>
 
 #include "tests/util/sim.c"
+#include "tests/util/sim_answers.c"
 #include "tests/util/sim_client.c"
+#include "tests/util/sim_operator.c"
+#include "tests/util/sim_oracle.c"
+#include "tests/util/sim_requests.c"
 
 #define PEERS 3
 

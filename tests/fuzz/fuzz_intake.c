@@ -5,7 +5,11 @@
 #include <stdlib.h>
 
 #include "tests/util/sim.c"
+#include "tests/util/sim_answers.c"
 #include "tests/util/sim_client.c"
+#include "tests/util/sim_operator.c"
+#include "tests/util/sim_oracle.c"
+#include "tests/util/sim_requests.c"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -32,7 +36,7 @@ static bool enter(struct sim *s, struct sim_client *c)
         .word_size = CB_WORD_SIZE,
         .endian = CB_ENDIAN,
         .n_slots = 4,
-        .arena_bytes = REGIONS * REGION_BYTES,
+        .arena_bytes = SIM_REGIONS * SIM_REGION_BYTES,
         .wake = CB_WAKE_SOCKET,
         .features = CB_FEATURES,
     };
@@ -166,15 +170,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         while (in.n > 0 && !cb_lane_client_closed(wild.lc)) {
             write_up(&wild, &in);
             if (honest.n_left)
-                submit(&honest);
+                sim_client_submit(&honest);
             (void)cb_doorbell_send(wild.sock, CB_RECORD_BELL);
             daemon_turn(s->daemon);
-            while (poll_one(&honest))
+            while (sim_client_poll(&honest))
                 ;
         }
         for (int i = 0; i < 400 && honest.n_running; i++) {
             daemon_turn(s->daemon);
-            while (poll_one(&honest))
+            while (sim_client_poll(&honest))
                 ;
         }
         if (honest.n_running || cb_lane_client_closed(honest.lc))

@@ -3,11 +3,42 @@
  * is run twice, and must come out the same. Prints what a failing seed says; exits 1 if there was
  * one. */
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tests/util/busy.h"
 #include "tests/util/sim.h"
+
+static const struct {
+    size_t at;
+    const char *words;
+} counts[] = {
+    {offsetof(struct sim_report, n_turns), "turns"},
+    {offsetof(struct sim_report, n_requests), "requests"},
+    {offsetof(struct sim_report, n_finished), "finished"},
+    {offsetof(struct sim_report, n_cancelled), "cancelled"},
+    {offsetof(struct sim_report, n_rejected), "rejected"},
+    {offsetof(struct sim_report, n_too_late), "of these for their deadline"},
+    {offsetof(struct sim_report, n_past_deadline), "passed it"},
+    {offsetof(struct sim_report, n_families), "families"},
+    {offsetof(struct sim_report, n_forks), "forks"},
+    {offsetof(struct sim_report, n_room_waits), "waits of families for room"},
+    {offsetof(struct sim_report, n_switches), "switches of weights"},
+    {offsetof(struct sim_report, n_weights_refused), "weights refused"},
+    {offsetof(struct sim_report, n_mixed), "went on with other weights"},
+    {offsetof(struct sim_report, n_anew), "began anew"},
+    {offsetof(struct sim_report, n_failed), "failed by other weights"},
+    {offsetof(struct sim_report, n_soft_resets), "soft resets"},
+    {offsetof(struct sim_report, n_deaths), "deaths"},
+    {offsetof(struct sim_report, n_hostile), "hostile clients"},
+};
+enum { N_COUNTS = sizeof counts / sizeof counts[0] };
+
+static uint64_t *count_at(struct sim_report *r, size_t i)
+{
+    return (uint64_t *)(void *)((char *)r + counts[i].at);
+}
 
 int main(int argc, char **argv)
 {
@@ -42,23 +73,12 @@ int main(int argc, char **argv)
         if (r)
             printf("  again: build/tests/simulate --seeds %" PRIu64 "-%" PRIu64 "\n", seed, seed);
         n_failed += r != 0;
-        sum.n_turns += report.n_turns;
-        sum.n_requests += report.n_requests;
-        sum.n_finished += report.n_finished;
-        sum.n_cancelled += report.n_cancelled;
-        sum.n_rejected += report.n_rejected;
-        sum.n_deaths += report.n_deaths;
-        sum.n_hostile += report.n_hostile;
-        sum.n_soft_resets += report.n_soft_resets;
-        sum.n_too_late += report.n_too_late;
-        sum.n_past_deadline += report.n_past_deadline;
+        for (size_t i = 0; i < N_COUNTS; i++)
+            *count_at(&sum, i) += *count_at(&report, i);
     }
-    printf("%" PRIu64 " seeds, %" PRIu64 " failed: %" PRIu64 " turns, %" PRIu64
-           " requests (%" PRIu64 " finished, %" PRIu64 " cancelled, %" PRIu64
-           " rejected, of these %" PRIu64 " for their deadline; %" PRIu64 " passed it), %" PRIu64
-           " soft resets, %" PRIu64 " deaths, %" PRIu64 " hostile clients\n",
-           last - first + 1, n_failed, sum.n_turns, sum.n_requests, sum.n_finished, sum.n_cancelled,
-           sum.n_rejected, sum.n_too_late, sum.n_past_deadline, sum.n_soft_resets, sum.n_deaths,
-           sum.n_hostile);
+    printf("%" PRIu64 " seeds, %" PRIu64 " failed:", last - first + 1, n_failed);
+    for (size_t i = 0; i < N_COUNTS; i++)
+        printf("%s %" PRIu64 " %s", i ? "," : "", *count_at(&sum, i), counts[i].words);
+    printf("\n");
     return n_failed != 0;
 }

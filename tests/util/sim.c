@@ -1,5 +1,4 @@
-/* Two engines: the daemon's own, and a roomy one that runs each request alone to say what it must
- * give. A run ends in one of three drawn ways: all clients leave and the daemon is idle, a drain, a
+/* A run ends in one of three drawn ways: all clients leave and the daemon is idle, a drain, a
  * stop. */
 #include "tests/util/sim.h"
 
@@ -15,18 +14,9 @@
 #include "daemon/loop_sim.h"
 #include "daemon/model/model.h"
 #include "daemon/model/vocabulary.h"
+#include "shm/lane_private.h"
 
-#define CONTEXT    64
-#define VOCAB      520
 #define TURNS_MOST 20000
-
-struct sim_oracle {
-    struct model *model;
-    struct engine *engine;
-    struct virtual_clock time;
-    struct clock clock;
-    struct sim_answer *answer;
-};
 
 uint32_t sim_draw(uint64_t *random, uint32_t n)
 {
@@ -47,148 +37,6 @@ void sim_fail(struct sim *s, const char *format, ...)
 void sim_note(struct sim *s, uint64_t what)
 {
     s->report->digest = (s->report->digest ^ what) * UINT64_C(0x100000001b3);
-}
-
-/* ---- the request alone ----------------------------------------------------------------------- */
-
-static void alone_token(void *ctx, struct request *r, void *owner, uint32_t index, uint32_t token,
-                        uint64_t time_ns)
-{
-    struct sim_oracle *o = ctx;
-    (void)r;
-    (void)owner;
-    (void)time_ns;
-    if (index < SIM_TOKENS_MAX)
-        o->answer->tokens[index] = token;
-}
-
-static void alone_logprobs(void *ctx, struct request *r, void *owner, bool of_prompt,
-                           uint32_t index, const struct engine_logprobs *l)
-{
-    struct sim_oracle *o = ctx;
-    struct sim_logprobs *to = of_prompt ? o->answer->prompt : o->answer->logprobs;
-    (void)r;
-    (void)owner;
-    if (index >= (of_prompt ? SIM_PROMPT_MAX : SIM_TOKENS_MAX))
-        return;
-    to[index].logprob = l->logprob;
-    for (uint32_t i = 0; i < l->n_best && i < SIM_TOP; i++)
-        to[index].top[i] = (struct cb_top){l->best[i].id, l->best[i].logprob};
-}
-
-static void alone_end(void *ctx, struct request *r, void *owner, const struct request_end *end)
-{
-    struct sim_oracle *o = ctx;
-    (void)r;
-    (void)owner;
-    o->answer->n_tokens = end->n_generated;
-    o->answer->finish = (uint32_t)end->finish |
-                        (end->finish == FINISH_STOP && end->stop_is_id ? CB_FINISH_STOP_ID : 0u);
-    o->answer->stop_idx = end->stop_idx;
-    o->answer->text_bytes = end->text_bytes;
-}
-
-static struct model_config null_config(uint32_t page_size, uint32_t n_blocks, uint32_t tokens,
-                                       uint32_t seqs)
-{
-    return (struct model_config){.path = "null",
-                                 .backend = "cpu",
-                                 .page_size = page_size,
-                                 .n_blocks = n_blocks,
-                                 .max_batch_tokens = tokens,
-                                 .max_batch_seqs = seqs,
-                                 .null_vocab = VOCAB,
-                                 .null_context = CONTEXT};
-}
-
-static struct sim_oracle *oracle_free(struct sim_oracle *o)
-{
-    if (o) {
-        engine_free(o->engine);
-        model_free(o->model);
-        free(o);
-    }
-    return NULL;
-}
-
-static struct sim_oracle *oracle_new(void)
-{
-    char message[MODEL_MESSAGE_MAX];
-    struct sim_oracle *o = calloc(1, sizeof *o);
-    const struct model_config model = null_config(CONTEXT, 4, 2 * CONTEXT, 4);
-    const struct engine_sink sink = {
-        .ctx = o, .logprobs = alone_logprobs, .token = alone_token, .end = alone_end};
-    const struct engine_config config = {.max_requests = 1,
-                                         .max_held_tokens = 2 * CONTEXT,
-                                         .max_batch_tokens = 2 * CONTEXT,
-                                         .max_requests_per_batch = 1,
-                                         .safety_margin = 0};
-    if (!o)
-        return NULL;
-    virtual_clock_init(&o->time, &o->clock);
-    if (model_open(&o->model, &model, message) ||
-        engine_new(&o->engine, &config, o->model, &sink, &o->clock))
-        return oracle_free(o);
-    return o;
-}
-
-void sim_expect(struct sim *s, const struct sim_request *r, struct sim_answer *answer)
-{
-    struct sample_bias biases[2];
-    struct cb_stops stops;
-    struct request *request;
-    uint32_t most = engine_tokens_max(s->daemon->engine);
-    const struct sampler_wishes wishes = {
-        .min_p = r->sampling.min_p,
-        .typical_p = r->sampling.typical_p,
-        .repetition_penalty = r->sampling.repetition_penalty,
-        .presence_penalty = r->sampling.presence_penalty,
-        .no_repeat_ngram = r->sampling.no_repeat_ngram,
-        .min_new_tokens = r->sampling.min_new_tokens,
-        .first_id = r->sampling.first_id,
-        .n_biases = r->n_biases,
-        .biases = biases,
-        .n_allowed = r->n_allowed,
-        .allowed = r->allowed,
-        .n_banned = r->n_banned,
-        .banned = r->banned,
-        .logprobs = !(r->planes & CB_PLANE_LOGPROBS)  ? SAMPLE_NO_LOGPROBS
-                    : r->flags & CB_FLAG_RAW_LOGPROBS ? SAMPLE_RAW
-                                                      : SAMPLE_PROCESSED,
-        .n_best = r->planes & CB_PLANE_TOPK ? SIM_TOP : 0,
-        .prompt_logprobs = r->planes & CB_PLANE_PROMPT,
-    };
-    const struct request_spec spec = {
-        .wishes = &wishes,
-        .prompt = r->prompt,
-        .n_prompt = r->n_prompt,
-        .max_new_tokens = r->max_new_tokens == CB_NO_LIMIT ? most - r->n_prompt : r->max_new_tokens,
-        .stop_ids = r->stop_ids,
-        .n_stop_ids = r->n_stop_ids,
-        .ignore_eos = r->flags & CB_FLAG_IGNORE_EOS,
-        .stops = r->stop[0] ? &stops : NULL,
-        .temperature = r->temperature,
-        .top_p = 1,
-        .seed = r->seed,
-    };
-    for (uint32_t i = 0; i < r->n_biases; i++)
-        biases[i] = (struct sample_bias){r->biases[i].id, r->biases[i].bias};
-    memset(answer, 0, sizeof *answer);
-    cb_stops_init(&stops);
-    if (r->stop[0])
-        (void)cb_stops_add(&stops, r->stop, strlen(r->stop));
-    s->oracle->answer = answer;
-    if (engine_submit(s->oracle->engine, &spec, &request))
-        sim_fail(s, "the oracle refuses request %llu", (unsigned long long)r->user);
-    while (engine_step(s->oracle->engine) != ENGINE_IDLE)
-        ;
-}
-
-bool sim_is_too_big(const struct sim *s, const struct sim_request *r)
-{
-    uint32_t most = engine_tokens_max(s->daemon->engine);
-    return r->n_prompt + (r->max_new_tokens == CB_NO_LIMIT ? 0 : r->max_new_tokens) > most ||
-           r->n_prompt >= most;
 }
 
 /* ---- the world ------------------------------------------------------------------------------- */
@@ -212,11 +60,15 @@ static bool world_act(void *ctx)
     struct sim *s = ctx;
     if (s->n_clients == 0)
         return false;
-    uint32_t first = sim_draw(&s->random, s->n_clients);
-    for (uint32_t i = 0; i < s->n_clients; i++) {
-        struct sim_client *c = &s->clients[(first + i) % s->n_clients];
-        if (sim_client_can_act(c)) {
-            sim_client_act(c);
+    uint32_t n = s->n_clients + s->n_operators, first = sim_draw(&s->random, n);
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t who = (first + i) % n;
+        struct sim_operator *o = who < s->n_clients ? NULL : &s->operators[who - s->n_clients];
+        if (o ? sim_operator_can_act(o) : sim_client_can_act(&s->clients[who])) {
+            if (o)
+                sim_operator_act(o);
+            else
+                sim_client_act(&s->clients[who]);
             return true;
         }
     }
@@ -229,6 +81,11 @@ static uint64_t world_next_ns(void *ctx)
     uint64_t next_ns = s->holds_time ? s->time.now_ns : LOOP_FOREVER;
     for (uint32_t i = 0; i < s->n_clients; i++) {
         uint64_t at_ns = sim_client_next_ns(&s->clients[i]);
+        if (at_ns < next_ns)
+            next_ns = at_ns;
+    }
+    for (uint32_t i = 0; i < s->n_operators; i++) {
+        uint64_t at_ns = sim_operator_next_ns(&s->operators[i]);
         if (at_ns < next_ns)
             next_ns = at_ns;
     }
@@ -272,24 +129,32 @@ static void draw_settings(struct sim *s)
     static const char *const schedulers[] = {"fifo", "prefill_first", "priority", "fair", "auto"};
     uint64_t *r = &s->random;
     uint32_t page_size = 4u << sim_draw(r, 3);
-    uint32_t context_blocks = CONTEXT / page_size;
+    uint32_t context_blocks = SIM_CONTEXT / page_size;
+    static const char *const wishes[] = {"continue", "restart", "fail"};
+    bool is_wide = sim_draw(r, 4) == 0;  /* room for the largest families */
+    bool is_tight = sim_draw(r, 4) == 0; /* many for few blocks, which are computed in pieces */
     settings_init(&s->settings);
     set(s, "model", "null", 0);
     set(s, "wait_mode", "eco", 0);
     set(s, "page_size", "%u", page_size);
-    set(s, "num_blocks", "%u", context_blocks / 2 + 1 + sim_draw(r, 3 * context_blocks));
-    set(s, "max_batch_tokens", "%u", 2 + sim_draw(r, 40));
-    set(s, "max_requests_per_batch", "%u", 1 + sim_draw(r, 8));
+    set(s, "num_blocks", "%u",
+        context_blocks / 2 + 1 + sim_draw(r, is_tight ? context_blocks : 3 * context_blocks));
+    set(s, "max_batch_tokens", "%u", 2 + sim_draw(r, is_tight ? 10 : 40));
+    set(s, "max_requests_per_batch", "%u", (is_tight ? 4 : 1) + sim_draw(r, 8));
+    if (is_tight)
+        set(s, "safety_margin", "0", 0);
     set(s, "allow_block_sharing", sim_draw(r, 8) ? "true" : "false", 0);
     set(s, "scheduler", schedulers[sim_draw(r, 5)], 0);
     set(s, "priority_ageing_ms", "%u", sim_draw(r, 4));
     set(s, "uid_weights", sim_draw(r, 2) ? "1000=3" : "", 0);
-    set(s, "max_requests", "%u", 1 + sim_draw(r, 24));
+    set(s, "on_new_weights", wishes[sim_draw(r, 3)], 0);
+    set(s, "max_requests", "%u", is_wide || is_tight ? 24 + sim_draw(r, 80) : 1 + sim_draw(r, 24));
     set(s, "max_held_tokens", "%u", 1024);
     set(s, "max_lanes", "%u", 1 + sim_draw(r, SIM_CLIENTS_MAX));
     set(s, "lane_slots_max", "%u", 64);
-    set(s, "uid_requests", "%u", 1 + sim_draw(r, 16));
-    set(s, "uid_waiting_tokens", "%u", 20 + sim_draw(r, 200));
+    set(s, "uid_requests", "%u", is_wide || is_tight ? 16 + sim_draw(r, 80) : 1 + sim_draw(r, 16));
+    set(s, "uid_waiting_tokens", "%u",
+        is_wide || is_tight ? 200 + sim_draw(r, 800) : 20 + sim_draw(r, 200));
     if (sim_draw(r, 4) == 0)
         set(s, "max_queue_size", "%u", 1 + sim_draw(r, 4));
     set(s, "lane_pool_tokens", "%u", 16);
@@ -305,10 +170,10 @@ static int open_parts(struct sim *s)
     const struct settings_facts facts = daemon_facts(NULL);
     struct settings_resolved set;
     settings_resolve(&s->settings, &facts, &set);
-    struct model_config model = null_config(set.page_size, (uint32_t)s->settings.num_blocks,
-                                            set.max_batch_tokens, set.max_requests_per_batch);
+    struct model_config model = sim_null_config(set.page_size, (uint32_t)s->settings.num_blocks,
+                                                set.max_batch_tokens, set.max_requests_per_batch);
     struct loop *loop;
-    s->oracle = oracle_new();
+    s->oracle = sim_oracle_new();
     model.pool_bytes = s->seed % 2 * 2048;
     model.pool_share = 1;
     if (!s->oracle || model_open(&s->model, &model, message) ||
@@ -395,6 +260,8 @@ static void check_empty(struct sim *s)
         sim_fail(s, "blocks aside are lost");
     if (stats.n_violations)
         sim_fail(s, "the bookkeeping contradicted itself: %s", stats.violation);
+    if (s->daemon->loading.staging.fd >= 0)
+        sim_fail(s, "memory for weights is left");
     if (c->n_connections || c->n_lanes || c->lane_bytes)
         sim_fail(s, "%u connections and %u lanes are left", c->n_connections, c->n_lanes);
 }
@@ -411,6 +278,45 @@ static void check_credit(struct sim *s)
             sim_fail(s, "a lane waits for credit that nobody holds");
 }
 
+/* The number that a file of weights under way brings. */
+static uint32_t staged(const struct daemon *d)
+{
+    char text[SIM_WEIGHTS_TEXT] = "";
+    unsigned weights = 0;
+    if (d->loading.staging.fd >= 0 && pread(d->loading.staging.fd, text, sizeof text - 1, 0) > 0)
+        (void)sscanf(text, "null weights %u", &weights);
+    return weights;
+}
+
+/* After a turn, at whose end what was loaded may have taken effect: with how many tokens of each
+ * request the new epoch begins. */
+static void notice_switch(struct sim *s, uint32_t weights)
+{
+    struct engine_stats stats;
+    engine_stats(s->daemon->engine, &stats);
+    if (stats.weight_epoch == s->epoch)
+        return;
+    if (stats.weight_epoch != s->epoch + 1 || s->epoch + 1 == SIM_EPOCHS_MAX) {
+        sim_fail(s, "epoch %u began behind epoch %u", stats.weight_epoch, s->epoch);
+        return;
+    }
+    s->weights[++s->epoch] = weights;
+    for (uint32_t i = 0; i < s->n_clients; i++)
+        sim_client_note_epoch(&s->clients[i], s->epoch);
+    s->report->n_switches++;
+    sim_note(s, s->epoch);
+}
+
+/* Families that wait for as many places in the ring of results as they may need. */
+static void count_room_waits(struct sim *s)
+{
+    const struct clients *c = s->daemon->clients;
+    for (uint32_t i = 0; i < c->n_clients; i++) {
+        const struct cb_lane *lane = c->table[i].lane;
+        s->report->n_room_waits += lane && lane->wait == WAIT_ROOM && lane->n_children > 1;
+    }
+}
+
 static void turn(struct sim *s)
 {
     const struct clients *c = s->daemon->clients;
@@ -419,13 +325,16 @@ static void turn(struct sim *s)
         gone[i] = c->table[i].state == CLIENT_GONE ? c->table[i].lane_id : 0;
     bool is_paused = s->daemon->pauses.is_on;
     uint64_t n_steps = cb_stats_get(s->stats.base, CB_STAT_steps);
+    uint32_t weights = staged(s->daemon);
     daemon_turn(s->daemon);
+    notice_switch(s, weights);
     if (is_paused && cb_stats_get(s->stats.base, CB_STAT_steps) != n_steps)
         sim_fail(s, "a step ran while the daemon was paused");
     for (uint32_t i = 0; i < c->n_clients && s->daemon->state != DAEMON_STOPPED; i++)
         if (gone[i] && c->table[i].state == CLIENT_GONE && c->table[i].lane_id == gone[i])
             sim_fail(s, "a dead client still holds requests after a step");
     check_credit(s);
+    count_room_waits(s);
     if (s->report->n_turns++ % 8 == 0)
         sim_audit(s);
 }
@@ -458,6 +367,19 @@ static void check_sums(struct sim *s)
                  (unsigned long long)accepted, (unsigned long long)sum);
 }
 
+/* Clients that all stayed to the end were told of each request that was counted. */
+static void check_counts(struct sim *s)
+{
+    uint64_t accepted = cb_stats_get(s->stats.base, CB_STAT_requests_accepted);
+    uint64_t rejected = cb_stats_get(s->stats.base, CB_STAT_requests_rejected);
+    if (s->is_unread)
+        return;
+    if (accepted != s->n_told || rejected != s->report->n_rejected)
+        sim_fail(s, "%llu were accepted and %llu rejected, of which %llu and %llu were told",
+                 (unsigned long long)accepted, (unsigned long long)rejected,
+                 (unsigned long long)s->n_told, (unsigned long long)s->report->n_rejected);
+}
+
 static void run(struct sim *s)
 {
     uint32_t ending = sim_draw(&s->random, 3); /* 0: all leave; 1: drain; 2: stop */
@@ -479,6 +401,8 @@ static void run(struct sim *s)
         if (i > TURNS_MOST)
             sim_fail(s, "the drain does not end");
     }
+    for (uint32_t i = 0; i < s->n_operators && ending != 2; i++)
+        sim_operator_fini(&s->operators[i]);
     for (uint32_t i = 0; i < s->n_clients; i++)
         if (ending != 2 && s->clients[i].state != SIM_OVER && s->clients[i].state != SIM_AWAY)
             sim_client_die(&s->clients[i]);
@@ -488,6 +412,7 @@ static void run(struct sim *s)
         turn(s);
     check_sums(s);
     check_empty(s);
+    check_counts(s);
 }
 
 struct sim *sim_free(struct sim *s)
@@ -502,9 +427,11 @@ struct sim *sim_free(struct sim *s)
             sim_fail(s, "client %u was not told that the daemon stopped", i);
         sim_client_fini(c);
     }
+    for (uint32_t i = 0; i < s->n_operators; i++)
+        sim_operator_fini(&s->operators[i]);
     loop_free(loop);
     model_free(s->model);
-    oracle_free(s->oracle);
+    sim_oracle_free(s->oracle);
     cb_segment_unmap(&s->stats);
     cb_segment_unmap(&s->vocab);
     if (s->stats_fd >= 0)
@@ -545,6 +472,9 @@ int sim_run(uint64_t seed, struct sim_report *report)
         return -1;
     }
     s->n_clients = 1 + sim_draw(&s->random, SIM_CLIENTS_MAX);
+    s->n_operators = sim_draw(&s->random, SIM_OPERATORS_MAX + 1);
+    for (uint32_t i = 0; i < s->n_operators; i++)
+        sim_operator_init(&s->operators[i], s, i, s->random + i * 2000003u);
     for (uint32_t i = 0; i < s->n_clients; i++) {
         sim_client_init(&s->clients[i], s, i, s->random + i * 1000003u);
         report->n_hostile += s->clients[i].is_hostile;
@@ -552,6 +482,7 @@ int sim_run(uint64_t seed, struct sim_report *report)
     run(s);
     report->n_prefix_hits = cb_stats_get(s->stats.base, CB_STAT_prefix_hits);
     report->n_evicted = cb_stats_get(s->stats.base, CB_STAT_blocks_evicted);
+    report->n_forks = cb_stats_get(s->stats.base, CB_STAT_forks);
     report->n_soft_resets = cb_stats_get(s->stats.base, CB_STAT_soft_resets);
     report->n_past_deadline = cb_stats_get(s->stats.base, CB_STAT_requests_deadline);
     sim_note(s, s->time.now_ns);

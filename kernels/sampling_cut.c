@@ -15,11 +15,6 @@ enum { BUCKETS = 2048 };
 
 /* ---- selection ------------------------------------------------------------------------------- */
 
-static uint64_t amount_of(const float *weights, uint32_t i)
-{
-    return weights ? sampling_mass(weights[i]) : 1;
-}
-
 /* The smallest key such that what has this key or a smaller one amounts to `goal` at least, or
  * UINT32_MAX if all together do not; *beforep is what has a smaller one, which is less than the
  * goal, which is above 0. `weights` NULL: every token amounts to 1. No key is UINT32_MAX. */
@@ -40,7 +35,7 @@ static uint32_t select_key(uint64_t *beforep, const uint32_t *keys, const float 
         for (uint32_t i = 0; i < n; i++) {
             uint32_t at = pass ? order[i] : i;
 
-            amounts[keys[at] >> shift & mask] += amount_of(weights, at);
+            amounts[keys[at] >> shift & mask] += weights ? sampling_mass(weights[at]) : 1;
         }
         while (before + amounts[bucket] < goal) {
             before += amounts[bucket];
@@ -69,12 +64,6 @@ static uint32_t key_of_score(float score)
     return ~(bits & 0x80000000 ? ~bits : bits | 0x80000000);
 }
 
-/* One that ascends with a distance. */
-static uint32_t key_of_distance(float distance)
-{
-    return numeric_bits(fabsf(distance));
-}
-
 float sampling_kth_largest(const float *values, uint32_t n, uint32_t k, uint32_t *keys,
                            uint32_t *order)
 {
@@ -100,16 +89,7 @@ static inline void keep(struct sampling_list *l, uint32_t *np, uint32_t i, bool 
     *np = n + is_kept;
 }
 
-static void keep_to(struct sampling_list *l, uint32_t key)
-{
-    uint32_t n = 0;
-
-    for (uint32_t i = 0; i < l->n; i++)
-        keep(l, &n, i, l->keys[i] <= key);
-    l->n = n;
-}
-
-static uint64_t list_mass(const struct sampling_list *l)
+uint64_t sampling_list_mass(const struct sampling_list *l)
 {
     uint64_t sum = 0;
 
@@ -118,7 +98,7 @@ static uint64_t list_mass(const struct sampling_list *l)
     return sum;
 }
 
-static uint64_t share_of(uint64_t mass, float share)
+uint64_t sampling_share(uint64_t mass, float share)
 {
     uint64_t goal = (uint64_t)ceil((double)mass * (double)share);
 
@@ -128,25 +108,45 @@ static uint64_t share_of(uint64_t mass, float share)
 void sampling_cut_top_k(struct sampling_list *l, uint32_t top_k)
 {
     uint64_t before;
+    uint32_t n = 0, key;
 
     if (top_k >= l->n)
         return;
     for (uint32_t i = 0; i < l->n; i++)
         l->keys[i] = key_of_score(l->scores[i]);
-    keep_to(l, select_key(&before, l->keys, NULL, l->n, top_k, l->order));
+    key = select_key(&before, l->keys, NULL, l->n, top_k, l->order);
+    for (uint32_t i = 0; i < l->n; i++)
+        keep(l, &n, i, l->keys[i] <= key);
+    l->n = n;
 }
 
-void sampling_cut_top_p(struct sampling_list *l, float top_p, uint64_t all_mass)
+/* There are no denormals among distances: they compare as their bits do. */
+void sampling_reach(const struct sampling_list *l, struct sampling_reach *reach)
 {
-    uint64_t goal = share_of(all_mass ? all_mass : list_mass(l), top_p), before = 0;
-    uint32_t n = 0, key;
+    uint32_t key;
 
     for (uint32_t i = 0; i < l->n; i++)
-        l->keys[i] = key_of_distance(l->scores[i]);
-    key = select_key(&before, l->keys, l->weights, l->n, goal, l->order);
+        l->keys[i] = numeric_bits(fabsf(l->scores[i] - reach->mean));
+    key = select_key(&reach->before, l->keys, l->weights, l->n, reach->goal, l->order);
+    reach->distance = key == UINT32_MAX ? INFINITY : numeric_from_bits(key);
+}
+
+static void keep_reached(struct sampling_list *l, const struct sampling_reach *reach)
+{
+    if (reach->distance < INFINITY)
+        l->n = l->sweeps->keep(l->ids, l->scores, l->weights, l->n, reach->mean, reach->distance);
+}
+
+/* Of those at the cut, which have one weight, later ones go if the first ones are enough. */
+void sampling_cut_top_p(struct sampling_list *l, const struct sampling_reach *reach)
+{
+    uint64_t before = reach->before;
+    uint32_t n = 0;
+
+    keep_reached(l, reach);
     for (uint32_t i = 0; i < l->n; i++) {
-        bool is_at_cut = l->keys[i] == key;
-        bool is_kept = l->keys[i] < key || (is_at_cut && before < goal);
+        bool is_at_cut = fabsf(l->scores[i]) == reach->distance;
+        bool is_kept = !is_at_cut || before < reach->goal;
 
         if (is_at_cut)
             before += sampling_mass(l->weights[i]);
@@ -165,16 +165,9 @@ void sampling_cut_min_p(struct sampling_list *l, float min_p)
 }
 
 /* With d = score - largest, -log p less its mean is the mean of d less d. */
-void sampling_cut_typical(struct sampling_list *l, float typical_p)
+void sampling_cut_typical(struct sampling_list *l, const struct sampling_reach *reach)
 {
-    double sum = sampling_list_sum(l, NULL);
-    float mean = (float)(sampling_list_sum(l, l->scores) / sum);
-    uint64_t before;
-
-    for (uint32_t i = 0; i < l->n; i++)
-        l->keys[i] = key_of_distance(l->scores[i] - mean);
-    keep_to(l, select_key(&before, l->keys, l->weights, l->n, share_of(list_mass(l), typical_p),
-                          l->order));
+    keep_reached(l, reach);
 }
 
 /* ---- sums ------------------------------------------------------------------------------------ */

@@ -27,6 +27,10 @@ INLINE d16 d_add(d16 a, d16 b)
 {
     return (d16){_mm512_add_pd(a.lo, b.lo), _mm512_add_pd(a.hi, b.hi)};
 }
+INLINE d16 d_mul(d16 a, d16 b)
+{
+    return (d16){_mm512_mul_pd(a.lo, b.lo), _mm512_mul_pd(a.hi, b.hi)};
+}
 INLINE void d_store(double *p, d16 a)
 {
     _mm512_storeu_pd(p, a.lo);
@@ -61,6 +65,12 @@ INLINE d16 d_add(d16 a, d16 b)
 {
     for (int i = 0; i < 4; i++)
         a.a[i] = _mm256_add_pd(a.a[i], b.a[i]);
+    return a;
+}
+INLINE d16 d_mul(d16 a, d16 b)
+{
+    for (int i = 0; i < 4; i++)
+        a.a[i] = _mm256_mul_pd(a.a[i], b.a[i]);
     return a;
 }
 INLINE void d_store(double *p, d16 a)
@@ -101,6 +111,11 @@ INLINE d16 d_widen(v16 a)
 INLINE d16 d_add(d16 a, d16 b)
 {
     LANES a.a[i] += b.a[i];
+    return a;
+}
+INLINE d16 d_mul(d16 a, d16 b)
+{
+    LANES a.a[i] *= b.a[i];
     return a;
 }
 INLINE void d_store(double *p, d16 a)
@@ -144,8 +159,40 @@ static bool maxima(const float *row, uint32_t n, float *maxima)
     return v_tree(not_finite) == 0;
 }
 
+/* Writes the lanes of a that are set in `lanes`, side by side, and may spoil what is behind them, of
+ * sixteen in all. */
+INLINE void store_lanes(float *p, v16 a, uint32_t lanes)
+{
+#if VEC_512
+    _mm512_storeu_ps(p, _mm512_maskz_compress_ps((__mmask16)lanes, a));
+#else
+    float lane[SAMPLING_LANES];
+
+    v_store(lane, a);
+    for (uint32_t n = 0; lanes; lanes &= lanes - 1)
+        p[n++] = lane[__builtin_ctz(lanes)];
+#endif
+}
+
+/* Likewise begin and what follows it. */
+INLINE void store_ids(uint32_t *p, uint32_t begin, uint32_t lanes)
+{
+#if VEC_512
+    const __m512i count = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+
+    _mm512_storeu_si512(
+        p, _mm512_maskz_compress_epi32((__mmask16)lanes,
+                                       _mm512_add_epi32(count, _mm512_set1_epi32((int)begin))));
+#else
+    for (uint32_t n = 0; lanes; lanes &= lanes - 1)
+        p[n++] = begin + (uint32_t)__builtin_ctz(lanes);
+#endif
+}
+
+/* At place i no more than i have been found, and there is room for whole vectors: whatever a store
+ * spoils is not there yet. */
 static uint32_t collect(const float *row, uint32_t n, const float *maxima, float least,
-                        uint32_t *ids)
+                        uint32_t *ids, float *logits)
 {
     const v16 bound = v_set1(least);
     uint32_t n_ids = 0;
@@ -154,10 +201,12 @@ static uint32_t collect(const float *row, uint32_t n, const float *maxima, float
         if (!v_not_below(v_load(maxima), bound))
             continue;
         for (uint32_t i = begin; i < begin + SAMPLING_BLOCK && i < n; i += SAMPLING_LANES) {
-            uint32_t lanes = v_not_below(load_ids(row, i, n), bound);
+            v16 x = load_ids(row, i, n);
+            uint32_t lanes = v_not_below(x, bound);
 
-            for (; lanes; lanes &= lanes - 1)
-                ids[n_ids++] = i + (uint32_t)__builtin_ctz(lanes);
+            store_ids(ids + n_ids, i, lanes);
+            store_lanes(logits + n_ids, x, lanes);
+            n_ids += (uint32_t)__builtin_popcount(lanes);
         }
     }
     return n_ids;
@@ -197,10 +246,76 @@ static uint64_t mass(const float *row, uint32_t n, float temperature, float max)
     return sum;
 }
 
+INLINE v16 score(v16 x, v16 temperature, v16 max)
+{
+    return v_sub(v_add(v_div(x, temperature), v_zero()), max);
+}
+
+static struct sampling_moments moments(const float *row, uint32_t n, float temperature, float max)
+{
+    const v16 t = v_set1(temperature), m = v_set1(max);
+    struct sampling_moments all = {0};
+    uint64_t mass[SAMPLING_LANES];
+    u16x64 mass_lane = {0};
+
+    for (uint32_t begin = 0; begin < n; begin += SAMPLING_BLOCK) {
+        d16 lane = d_widen(v_zero()), product = d_widen(v_zero());
+        double lanes[SAMPLING_LANES];
+
+        for (uint32_t i = begin; i < begin + SAMPLING_BLOCK && i < n; i += SAMPLING_LANES) {
+            v16 s = score(load_ids(row, i, n), t, m), weight = v_exp(s);
+            d16 wide = d_widen(weight);
+
+            /* Below -87 the weight is 0: a score of any size will do there, so long as it is a
+             * number. */
+            lane = d_add(lane, wide);
+            product = d_add(product, d_mul(wide, d_widen(v_max(s, v_set1(-128.0f)))));
+            mass_lane = u_add_mass(mass_lane, wide);
+        }
+        d_store(lanes, lane);
+        all.sum += numeric_tree_double(lanes);
+        d_store(lanes, product);
+        all.product += numeric_tree_double(lanes);
+    }
+    memcpy(mass, &mass_lane, sizeof mass);
+    for (int i = 0; i < SAMPLING_LANES; i++)
+        all.mass += mass[i];
+    return all;
+}
+
+static void scores(const float *x, uint32_t n, float temperature, float max, float *scores)
+{
+    for (uint32_t i = 0; i < n; i += SAMPLING_LANES)
+        v_store_n(scores + i, score(v_load_n(x + i, n - i), v_set1(temperature), v_set1(max)),
+                  n - i);
+}
+
 static void weights(const float *x, uint32_t n, float *weights)
 {
     for (uint32_t i = 0; i < n; i += SAMPLING_LANES)
         v_store_n(weights + i, v_exp(v_load_n(x + i, n - i)), n - i);
 }
 
-const struct sampling_sweeps LEVEL(sampling_sweeps) = {maxima, collect, sums, mass, weights};
+static uint32_t keep(uint32_t *ids, float *scores, float *weights, uint32_t n, float mean,
+                     float distance)
+{
+    uint32_t n_kept = 0;
+
+    for (uint32_t i = 0; i < n; i += SAMPLING_LANES) {
+        v16 score = v_load_n(scores + i, n - i), weight = v_load_n(weights + i, n - i);
+        v16 id = v_load_n((const float *)(const void *)(ids + i), n - i);
+        v16 from_mean = v_sub(score, v_set1(mean));
+        uint32_t lanes = v_not_below(v_set1(distance), v_max(from_mean, v_neg(from_mean)));
+
+        if (n - i < SAMPLING_LANES)
+            lanes &= (1u << (n - i)) - 1;
+        store_lanes((float *)(void *)(ids + n_kept), id, lanes);
+        store_lanes(scores + n_kept, score, lanes);
+        store_lanes(weights + n_kept, weight, lanes);
+        n_kept += (uint32_t)__builtin_popcount(lanes);
+    }
+    return n_kept;
+}
+
+const struct sampling_sweeps LEVEL(sampling_sweeps) = {maxima,  collect, sums,    mass,
+                                                       moments, scores,  weights, keep};

@@ -16,10 +16,12 @@ static const uint32_t lengths[] = {1, 15, 16, 17, 255, 256, 257, 300, 1024, 1300
 enum { N_LENGTHS = sizeof lengths / sizeof lengths[0] };
 
 struct swept {
-    float maxima[BLOCKS_MAX * SAMPLING_LANES], weights[N_MAX];
+    float maxima[BLOCKS_MAX * SAMPLING_LANES], weights[N_MAX], scores[N_MAX];
     double sums[BLOCKS_MAX];
-    uint32_t ids[N_MAX], n_ids;
+    float logits[N_MAX + SAMPLING_LANES], kept_scores[N_MAX], kept_weights[N_MAX];
+    uint32_t ids[N_MAX + SAMPLING_LANES], kept_ids[N_MAX], n_ids, n_kept;
     uint64_t mass;
+    struct sampling_moments moments;
     bool finite;
 };
 
@@ -36,10 +38,22 @@ static void sweep(struct swept *s, const struct sampling_sweeps *sweeps, const f
         max = row[i] / temperature > max ? row[i] / temperature : max;
     for (uint32_t i = 0; i < n; i++)
         less[i] = row[i] / temperature - max;
-    s->n_ids = sweeps->collect(row, n, s->maxima, least, s->ids);
+    s->n_ids = sweeps->collect(row, n, s->maxima, least, s->ids, s->logits);
     sweeps->sums(row, n, temperature, max, s->sums);
     s->mass = sweeps->mass(row, n, temperature, max);
+    s->moments = sweeps->moments(row, n, temperature, max);
+    sweeps->scores(row, n, temperature, max, s->scores);
     sweeps->weights(less, n, s->weights);
+    for (uint32_t i = 0; i < n; i++)
+        s->kept_ids[i] = 7 * i;
+    memcpy(s->kept_scores, s->scores, n * sizeof *s->scores);
+    memcpy(s->kept_weights, s->weights, n * sizeof *s->weights);
+    s->n_kept = sweeps->keep(s->kept_ids, s->kept_scores, s->kept_weights, n, least - 6, 4);
+    /* What is behind those that were found is nobody's business. */
+    for (uint32_t i = s->n_ids; i < N_MAX + SAMPLING_LANES; i++)
+        s->ids[i] = 0, s->logits[i] = 0;
+    for (uint32_t i = s->n_kept; i < N_MAX; i++)
+        s->kept_ids[i] = 0, s->kept_scores[i] = s->kept_weights[i] = 0;
 }
 
 static void each_level(const float *row, uint32_t n, float temperature, float least)

@@ -10,12 +10,19 @@ static void average(double *mean, double value, double over)
     *mean = *mean == 0 ? value : *mean + (value - *mean) / over;
 }
 
+static double ns_per_token(const struct pace *p)
+{
+    return p->prefill_tokens > 0 ? p->prefill_ns / p->prefill_tokens : 0;
+}
+
 void pace_observe(struct pace *p, uint32_t n_tokens, uint32_t n_prefill, uint64_t model_ns)
 {
     average(&p->step_ns, (double)model_ns, AVERAGE_OVER);
     /* A step of few tokens costs what reading the weights costs: it says nothing of prefill. */
-    if (n_prefill >= PACE_PREFILL_TOKENS_MIN)
-        average(&p->ns_per_token, (double)model_ns / n_tokens, AVERAGE_OVER);
+    if (n_prefill < PACE_PREFILL_TOKENS_MIN)
+        return;
+    p->prefill_ns += (double)model_ns - p->prefill_ns / AVERAGE_OVER;
+    p->prefill_tokens += (double)n_tokens - p->prefill_tokens / AVERAGE_OVER;
 }
 
 void pace_observe_end(struct pace *p, uint32_t n_generated, uint32_t limit)
@@ -28,9 +35,9 @@ uint32_t pace_prefill_tokens(const struct pace *p, uint32_t step_ms_max, uint32_
 {
     if (step_ms_max == 0)
         return UINT32_MAX;
-    if (p->ns_per_token == 0)
+    if (p->prefill_ns == 0)
         return PREFILL_TOKENS_GUESS;
-    double all = step_ms_max * 1e6 / p->ns_per_token;
+    double all = step_ms_max * 1e6 / ns_per_token(p);
     if (all >= UINT32_MAX)
         return UINT32_MAX;
     /* Decoding and prefill together fill whole tiles of the kernels. */
@@ -46,7 +53,7 @@ bool pace_is_known(const struct pace *p)
 
 double pace_prefill_ns(const struct pace *p, uint64_t n_tokens)
 {
-    double ns = (double)n_tokens * p->ns_per_token;
+    double ns = (double)n_tokens * ns_per_token(p);
     return n_tokens > 0 && ns < p->step_ns ? p->step_ns : ns;
 }
 

@@ -13,9 +13,11 @@
 
 /* All zero: nothing measured. */
 struct pace {
-    double ns_per_token; /* of late steps that held prefill        */
-    double step_ns;      /* of late steps, whatever they held      */
-    double unused;       /* of the limits of late ends, this share */
+    /* Of late steps that held prefill, an older one's for less. Their quotient weighs a step by its
+     * tokens: a few tokens cost more each, and would make the next steps small as well. */
+    double prefill_ns, prefill_tokens;
+    double step_ns; /* of late steps, whatever they held      */
+    double unused;  /* of the limits of late ends, this share */
 };
 
 /* A batch of n_tokens in all, n_prefill of them of prompts, took model_ns. */

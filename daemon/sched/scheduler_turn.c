@@ -4,14 +4,19 @@
 
 #include <assert.h>
 
+/* Where nobody waits for a next token, a step may be longer by this part of its prefill rather than
+ * leave the last few tokens of a prompt to one of their own. */
+enum { TAIL_SHARE = 4 };
+
 /* What is left of a step's budgets while a plan is made. */
 struct budget {
     uint32_t tokens, prefill_tokens, requests;
-    int64_t reads;     /* cached tokens that may be read; goes below 0 on the fast path only */
-    bool fast;         /* so far every sequence fits the decode fast path                    */
-    bool below_margin; /* little of the cache is free: judged once a plan                    */
-    uint64_t now_ns;   /* of the plan                                                        */
-    bool ranked;       /* the policy's round                                                 */
+    uint32_t tail_tokens; /* more prefill than that, if it ends the prompt                   */
+    int64_t reads;        /* cached tokens that may be read; goes below 0 on the fast path only */
+    bool fast;            /* so far every sequence fits the decode fast path                    */
+    bool below_margin;    /* little of the cache is free: judged once a plan                    */
+    uint64_t now_ns;      /* of the plan                                                        */
+    bool ranked;          /* the policy's round                                                 */
     struct request *without_room; /* the first that found no room */
 };
 
@@ -28,6 +33,7 @@ static struct budget budget_init(const struct scheduler *s, uint32_t n_decoding,
     return (struct budget){
         .tokens = tokens,
         .prefill_tokens = prefill,
+        .tail_tokens = n_decoding == 0 ? prefill / TAIL_SHARE : 0,
         .ranked = ranked,
         .requests = s->config.max_requests_per_batch,
         .reads = (int64_t)cache_reads_max(s->cache),
@@ -67,7 +73,8 @@ static struct offer offer_to(const struct scheduler *s, const struct budget *lef
     assert(o.n_tokens > 0);
     if (o.n_tokens > left->tokens)
         o.n_tokens = left->tokens;
-    if (r->phase != REQUEST_DECODING && o.n_tokens > left->prefill_tokens)
+    if (r->phase != REQUEST_DECODING && o.n_tokens > left->prefill_tokens &&
+        o.n_tokens - left->prefill_tokens > left->tail_tokens)
         o.n_tokens = left->prefill_tokens;
     return o;
 }
@@ -216,7 +223,9 @@ static enum answer ask(struct scheduler *s, struct batch *b, struct budget *left
         return PASSED_OVER;
     take(s, b, r, &o, n_blocks + o.n_found, left->now_ns);
     left->tokens -= o.n_tokens;
-    left->prefill_tokens -= decodes ? 0 : o.n_tokens;
+    if (!decodes)
+        left->prefill_tokens -=
+            o.n_tokens < left->prefill_tokens ? o.n_tokens : left->prefill_tokens;
     left->reads -= o.n_reads;
     left->requests--;
     left->fast = fast;

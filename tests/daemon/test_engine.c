@@ -938,7 +938,7 @@ Test(engine, the_time_of_a_step_bounds_the_next_one_s_prefill)
     script_init(&s);
     struct engine_config config = {.max_requests = 4,
                                    .max_held_tokens = 1000,
-                                   .max_batch_tokens = 80,
+                                   .max_batch_tokens = 128,
                                    .max_requests_per_batch = 4,
                                    .safety_margin = 0,
                                    .step_ms_max = 1};
@@ -946,7 +946,7 @@ Test(engine, the_time_of_a_step_bounds_the_next_one_s_prefill)
     struct engine_sink sink = {.ctx = &s, .look = script_look, .token = on_token, .end = on_end};
     cr_assert_eq(engine_new(&s.rig.engine, &config, s.rig.model, &sink, &s.rig.clock), 0);
     s.fake->polls_needed = 1;
-    j[0] = job_of(75, 2);
+    j[0] = job_of(101, 2);
     cr_assert_eq(submit(&s.rig, &j[0]), 0);
     uint32_t before = engine_batch(s.rig.engine)->n_tokens, n_steps = 0;
     cr_assert_eq(before, 0);

@@ -12,6 +12,7 @@ struct explore_list {
 extern const struct explore_list cases_ring;
 extern const struct explore_list cases_lane;
 extern const struct explore_list cases_sleep;
+extern const struct explore_list cases_family;
 
 /* Shapes with known outcomes under C11: they test the explorer. `fails` says whether a claim must
  * fail. */

@@ -121,36 +121,6 @@ static void loop_end(void)
 
 /* ---- the daemon sleeps ----------------------------------------------------------------------- */
 
-static bool is_rung(void *arg)
-{
-    (void)arg;
-    return world.daemon_bells > 0;
-}
-
-/* One sleep of the loop, with one lane. */
-static void daemon_sleep(bool paused)
-{
-    cb_lane_doze(world.lane);
-    cb_lane_doze_fence();
-    if (cb_lane_look_again(world.lane, paused) == CB_LANE_NOTHING) {
-        explore_until(is_rung, NULL);
-        world.daemon_bells = 0;
-    }
-    cb_lane_undoze(world.lane);
-}
-
-static void serve_until(uint32_t n_accepted)
-{
-    while (world.n_accepted < n_accepted) {
-        uint32_t before = world.n_accepted;
-
-        world_intake();
-        world_flush();
-        if (world.n_accepted == before)
-            daemon_sleep(false);
-    }
-}
-
 static void empty_init(void)
 {
     world_init(&(struct world_shape){2, 16, 32, 0}, NULL); /* room for two runs */
@@ -164,7 +134,7 @@ static void submit_twice(void)
 
 static void serve_two(void)
 {
-    serve_until(2);
+    world_serve_until(2);
 }
 
 /* A request waits for the run that an ended one still holds. */
@@ -216,7 +186,7 @@ static void read_two(void)
 
 static void serve_three(void)
 {
-    serve_until(3);
+    world_serve_until(3);
 }
 
 /* A waiting request is cancelled: the daemon must hear of it, though nothing else moves. */
@@ -247,7 +217,7 @@ static void serve_cancelled(void)
         world_flush();
         cb_lane_info(world.lane, &info);
         if (info.n_requests < 2)
-            daemon_sleep(false);
+            world_sleep(false);
     } while (info.n_requests < 2);
 }
 
@@ -262,7 +232,7 @@ static void paused_until_cancel(void)
     uint32_t slots[WORLD_SLOTS_MAX];
 
     while (!cb_lane_look_cancels(world.lane, slots))
-        daemon_sleep(true);
+        world_sleep(true);
 }
 
 /* ---- the client pauses ----------------------------------------------------------------------- */
@@ -290,7 +260,7 @@ static void serve_until_paused(void)
                 world.lane); /* then one flush tells the token and the answer */
             world_token(0, i++);
         } else {
-            daemon_sleep(false);
+            world_sleep(false);
         }
         world_flush();
     }

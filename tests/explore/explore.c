@@ -12,7 +12,8 @@
 
 #include "tests/explore/cases.h"
 
-static const struct explore_list *const lists[] = {&cases_ring, &cases_lane, &cases_sleep};
+static const struct explore_list *const lists[] = {&cases_ring, &cases_lane, &cases_sleep,
+                                                   &cases_family};
 enum { N_LISTS = sizeof lists / sizeof lists[0] };
 
 static double now_s(void)

@@ -106,9 +106,14 @@ void world_bell_daemon(int r)
 
 bool world_submit(uint32_t n_new)
 {
+    return world_submit_many(1, n_new);
+}
+
+bool world_submit_many(uint32_t n_children, uint32_t n_new)
+{
     struct cb_request_entry entry = {
         .op = CB_OP_GENERATE,
-        .n_children = 1,
+        .n_children = n_children,
         .n_prompt = 1,
         .top_p = 1,
         .max_new_tokens = n_new,
@@ -158,6 +163,7 @@ static void take_end(const struct cb_result_entry *entry)
                   "an end was announced before it stood in the slot");
     explore_claim(view.gen == entry->gen, "an end is of another generation");
     world.n_seen[entry->slot] = 0;
+    world.last[entry->slot] = view.state;
     world.n_ended++;
     world_bell_daemon(cb_lane_client_free(world.client, entry->slot));
 }
@@ -236,9 +242,11 @@ void world_end(uint32_t slot)
 
 void world_flush(void)
 {
+    const char *why;
     int r = cb_lane_flush(world.lane);
 
     explore_claim(r >= 0, "an honest lane was called broken");
+    explore_claim(!cb_lane_check(world.lane, &why), "the daemon's record is unsound");
     if (!(r & CB_LANE_RING))
         return;
     if (world.socket_bells) {
@@ -249,4 +257,33 @@ void world_flush(void)
         explore_futex_wake(cb_lane_bell(world.lane));
     }
     cb_lane_answered(world.lane);
+}
+
+static bool is_rung(void *arg)
+{
+    (void)arg;
+    return world.daemon_bells > 0;
+}
+
+void world_sleep(bool paused)
+{
+    cb_lane_doze(world.lane);
+    cb_lane_doze_fence();
+    if (cb_lane_look_again(world.lane, paused) == CB_LANE_NOTHING) {
+        explore_until(is_rung, NULL);
+        world.daemon_bells = 0;
+    }
+    cb_lane_undoze(world.lane);
+}
+
+void world_serve_until(uint32_t n_accepted)
+{
+    while (world.n_accepted < n_accepted) {
+        uint32_t before = world.n_accepted;
+
+        world_intake();
+        world_flush();
+        if (world.n_accepted == before)
+            world_sleep(false);
+    }
 }

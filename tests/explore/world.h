@@ -21,14 +21,15 @@ struct world_shape {
 struct world {
     struct cb_lane *lane;
     struct cb_lane_client *client;
-    bool socket_bells;                    /* the client is woken by records, else by futex */
-    uint32_t socket;                      /* records queued towards the client */
-    uint32_t socket_room;                 /* more are refused (EAGAIN) */
-    uint32_t daemon_bells;                /* records queued towards the daemon */
-    uint32_t n_accepted;                  /* by the daemon */
-    const uint32_t *ids[WORLD_SLOTS_MAX]; /* the client's views, from ACCEPTED to the end */
-    uint32_t n_seen[WORLD_SLOTS_MAX];     /* tokens the client has read */
-    uint32_t n_ended;                     /* terminal entries the client has read */
+    bool socket_bells;                        /* the client is woken by records, else by futex */
+    uint32_t socket;                          /* records queued towards the client */
+    uint32_t socket_room;                     /* more are refused (EAGAIN) */
+    uint32_t daemon_bells;                    /* records queued towards the daemon */
+    uint32_t n_accepted;                      /* by the daemon */
+    const uint32_t *ids[WORLD_SLOTS_MAX];     /* the client's views, from ACCEPTED to the end */
+    uint32_t n_seen[WORLD_SLOTS_MAX];         /* tokens the client has read */
+    uint32_t n_ended;                         /* terminal entries the client has read */
+    enum cb_slot_state last[WORLD_SLOTS_MAX]; /* how the newest request of a slot ended */
 };
 extern struct world world;
 
@@ -42,6 +43,8 @@ void world_adopt(void);
 /* The client submits a request for n_new tokens; rings if told so. Returns false if it got none
  * in. */
 bool world_submit(uint32_t n_new);
+/* The same for a family: so many continuations in slots of their own. */
+bool world_submit_many(uint32_t n_children, uint32_t n_new);
 void world_bell_daemon(int r);
 
 /* The client takes an entry; false if there is none now. */
@@ -54,7 +57,11 @@ uint32_t world_intake(void);
 /* One more token for an active slot; its end. */
 void world_token(uint32_t slot, uint32_t index);
 void world_end(uint32_t slot);
-/* Publishes, and rings if due. */
+/* Publishes, and rings if due. The room law holds. */
 void world_flush(void);
+/* One sleep of the loop, with one lane; `paused` as in cb_lane_look_again. */
+void world_sleep(bool paused);
+/* Intake, flush and sleep, until so many were accepted. */
+void world_serve_until(uint32_t n_accepted);
 
 #endif

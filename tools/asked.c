@@ -16,11 +16,13 @@ enum {
     KEY_PRIORITY,
     KEY_IGNORE_EOS,
     KEY_CACHE_SALT,
+    KEY_N,
 };
 
 static const struct argp_option options[] = {
     {"max-new-tokens", 'n', "TOKENS", 0,
      "at most so many new tokens (default: what context and cache hold)", 0},
+    {"n", KEY_N, "N", 0, "so many answers to each prompt, 1 to 64; above 1 with a temperature", 0},
     {"temperature", KEY_TEMPERATURE, "T", 0, "0, the default, is greedy", 0},
     {"top-k", KEY_TOP_K, "K", 0, "draw from the K best; 0: off", 0},
     {"top-p", KEY_TOP_P, "P", 0, "draw from the best that make up P; 1: off", 0},
@@ -48,6 +50,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case 'n':
         a->failed |= !cbctl_whole(a->ctl, "-n", arg, 0, CB_NO_LIMIT - 1, &n);
         d->max_new_tokens = (uint32_t)n;
+        return 0;
+    case KEY_N:
+        a->failed |= !cbctl_whole(a->ctl, "--n", arg, 1, PROMPT_SEQUENCES_MAX, &n);
+        d->n = (uint32_t)n;
         return 0;
     case KEY_TEMPERATURE:
         a->failed |= !cbctl_number(a->ctl, "--temperature", arg, 0, 1e6, &v);

@@ -4,6 +4,9 @@
  * number: nothing is held but what is under way, and an answer that is written is safe. So whatever
  * ends a run, the next one with the same files goes on from there.
  *
+ * A line that asks for several answers is answered by one line as well, when all of them are there: so
+ * it is written as a whole or not at all.
+ *
  * What ends because the daemon goes away, or because of Ctrl-C, is not written: it is no answer, and
  * the next run asks again. */
 #include <argp.h>
@@ -20,20 +23,19 @@
 #include "tools/answer.h"
 #include "tools/asked.h"
 #include "tools/cbctl.h"
+#include "tools/family.h"
 #include "tools/kept.h"
 #include "tools/prompts.h"
 
 enum { WAIT_SLICE_MS = 100, NAP_NS = 5000000 };
 
-enum place_state { FREE, WAITS, RUNS };
-
 /* A line under way. */
 struct place {
-    enum place_state state;
+    bool is_taken;
     struct prompts list; /* of one */
+    struct family family;
     size_t idx;
     uint64_t hash;
-    uint64_t id; /* RUNS */
 };
 
 struct generate {
@@ -44,7 +46,8 @@ struct generate {
     struct kept kept;
     struct cb_handle *h;
     struct place *places; /* [n_places] */
-    uint32_t n_places, n_taken, n_running;
+    uint32_t n_places, n_taken;
+    uint32_t n_running, n_slots; /* sequences */
     uint32_t n_most;  /* as many may run as the daemon did not refuse, and one more with each end */
     bool was_refused; /* since something was sent */
     size_t n_lines, n_read, n_prompts; /* lines read, and prompts among them */
@@ -141,7 +144,8 @@ static bool read_prompt(struct generate *g, struct place *at)
         case KEPT_NONE:
             at->list = (struct prompts){.ctl = &g->ctl};
             found = prompts_add_line(&at->list, g->in_path, g->n_lines, line, (size_t)n,
-                                     &g->asked.defaults);
+                                     &g->asked.defaults) &&
+                    family_init(&at->family, prompt_n(&at->list.v[0]));
             g->is_broken |= !found;
             break;
         }
@@ -155,12 +159,16 @@ static bool read_prompt(struct generate *g, struct place *at)
 static void give_back(struct generate *g, struct place *at)
 {
     prompts_fini(&at->list);
+    family_fini(&at->family);
     memset(at, 0, sizeof *at);
     g->n_taken--;
 }
 
-static void answer(struct generate *g, struct place *at, json_t *o)
+/* All of it is over. */
+static void answer(struct generate *g, struct place *at)
 {
+    json_t *o = family_answer(&at->family);
+
     g->n_answered++;
     g->n_failed += json_object_get(o, "error") != NULL;
     if (!kept_add(&g->kept, at->idx, at->hash, o))
@@ -168,12 +176,18 @@ static void answer(struct generate *g, struct place *at, json_t *o)
     give_back(g, at);
 }
 
+/* What waits of it never comes to run. */
 static void refused(struct generate *g, struct place *at, int status, const char *words)
 {
+    struct family *f = &at->family;
     char error[768];
 
     snprintf(error, sizeof error, "%s:%zu: %s", g->in_path, at->list.v[0].line_number, words);
-    answer(g, at, answer_refused(&at->list.v[0], status, error));
+    for (uint32_t i = 0; i < f->n; i++)
+        if (f->v[i].state == SEQUENCE_WAITS)
+            family_over(f, i, answer_refused(&at->list.v[0], status, error));
+    if (family_is_over(f))
+        answer(g, at);
 }
 
 /* The daemon has gone, or goes: what it says of requests is no answer. */
@@ -190,44 +204,65 @@ static void broken(struct generate *g, const char *words)
     g->is_broken = true;
 }
 
+/* The daemon had no room for it, or not for all of its prompt at once. */
+static bool must_wait(const struct place *at, uint32_t i, const struct cb_event *event)
+{
+    return (event->type == CB_EVENT_REJECTED && event->status == CB_BUSY) ||
+           family_was_too_many(&at->family, i, event);
+}
+
+static json_t *answer_of(struct generate *g, const struct place *at, const struct cb_event *event)
+{
+    struct cb_result result = {0};
+    json_t *o = answer_json(g->h, event, &at->list.v[0]);
+
+    if (event->end == CB_END_CANCELLED || event->end == CB_END_DEADLINE)
+        json_object_set_new(o, "error",
+                            json_string(event->end == CB_END_DEADLINE
+                                            ? "its deadline has passed"
+                                            : "somebody else has cancelled it"));
+    cb_result(g->h, event->id, &result);
+    g->n_tokens += result.n_generated;
+    return o;
+}
+
 static void ended(struct generate *g, const struct cb_event *event)
 {
     struct place *at = &g->places[event->user];
+    uint32_t i = family_find(&at->family, event->id);
     char words[256];
-    json_t *o = NULL;
 
     g->n_running--;
-    if (is_no_answer(event->status)) {
-        broken(g, cb_explain(event->status, event->detail, words, sizeof words));
-    } else if (event->type == CB_EVENT_REJECTED && event->status == CB_BUSY) {
+    if (must_wait(at, i, event)) {
         cb_release(g->h, event->id);
-        at->state = WAITS; /* others wait as well: later */
+        family_wait_again(&at->family, i, event->status == CB_QUOTA);
         g->n_most = g->n_running ? g->n_running : 1;
         g->was_refused = true;
         return;
-    } else if (event->end != CB_END_CANCELLED || !interrupted) {
-        struct cb_result result = {0};
-
-        o = answer_json(g->h, event, &at->list.v[0]);
-        if (event->end == CB_END_CANCELLED || event->end == CB_END_DEADLINE)
-            json_object_set_new(o, "error",
-                                json_string(event->end == CB_END_DEADLINE
-                                                ? "its deadline has passed"
-                                                : "somebody else has cancelled it"));
-        cb_result(g->h, event->id, &result);
-        g->n_tokens += result.n_generated;
+    }
+    if (is_no_answer(event->status)) {
+        broken(g, cb_explain(event->status, event->detail, words, sizeof words));
+        family_over(&at->family, i, NULL);
+    } else if (event->end == CB_END_CANCELLED && (interrupted || g->is_broken)) {
+        family_over(&at->family, i, NULL);
+    } else {
+        family_over(&at->family, i, answer_of(g, at, event));
     }
     cb_release(g->h, event->id);
-    g->n_most += g->n_most < g->n_places;
-    if (o)
-        answer(g, at, o);
-    else
+    g->n_most += g->n_most < g->n_slots;
+    if (at->family.n_running)
+        return;
+    for (i = 0; i < at->family.n && at->family.v[i].answer; i++)
+        ;
+    if (i == at->family.n)
+        answer(g, at);
+    else if (family_is_over(&at->family)) /* some of it is no answer: all of it is asked again */
         give_back(g, at);
 }
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-/* 0: it runs, or has failed; CB_BUSY: there is no room now. */
+/* 0: all of it runs, or has failed; CB_BUSY: there is no room now. */
 static int send_one(struct generate *g, struct place *at)
 {
     struct prompt *p = &at->list.v[0];
@@ -241,7 +276,11 @@ static int send_one(struct generate *g, struct place *at)
         prompt_complete(p);
         p->request.flags |= CB_FINAL_ONLY;
         p->request.user = (uint64_t)(at - g->places);
-        r = cb_submit(g->h, &p->request, &at->id);
+        r = family_send(&at->family, g->h, &p->request, g->n_most - g->n_running, g->n_running);
+    }
+    if (r >= 0) {
+        g->n_running += (uint32_t)r;
+        return 0;
     }
     if (r == CB_BUSY && g->n_running)
         return r;
@@ -249,12 +288,7 @@ static int send_one(struct generate *g, struct place *at)
         broken(g, cb_message());
         return CB_BUSY;
     }
-    if (r) {
-        refused(g, at, r, p->fault ? p->fault : cb_message());
-        return 0;
-    }
-    at->state = RUNS;
-    g->n_running++;
+    refused(g, at, r, p->fault ? p->fault : cb_message());
     return 0;
 }
 
@@ -264,11 +298,11 @@ static void send_some(struct generate *g)
     for (uint32_t i = 0; i < g->n_places && !interrupted && !g->is_broken; i++) {
         struct place *at = &g->places[i];
 
-        while (at->state != RUNS && !interrupted && !g->is_broken) {
-            if (at->state == FREE) {
+        while ((!at->is_taken || family_waits(&at->family)) && !interrupted && !g->is_broken) {
+            if (!at->is_taken) {
                 if (!read_prompt(g, at))
                     break; /* the places behind it may hold prompts that were refused */
-                at->state = WAITS;
+                at->is_taken = true;
                 g->n_taken++;
             }
             if (send_one(g, at))
@@ -280,8 +314,7 @@ static void send_some(struct generate *g)
 static void cancel_all(struct generate *g)
 {
     for (uint32_t i = 0; i < g->n_places; i++)
-        if (g->places[i].state == RUNS)
-            cb_cancel(g->h, g->places[i].id);
+        family_cancel(&g->places[i].family, g->h);
 }
 
 static void run_all(struct generate *g)
@@ -402,7 +435,7 @@ static bool begin(struct generate *g)
         cbctl_complain(&g->ctl, "%s", cb_message());
         return false;
     }
-    g->n_places = g->n_most = info.n_slots;
+    g->n_places = g->n_slots = g->n_most = info.n_slots;
     g->places = calloc(g->n_places, sizeof *g->places);
     if (!g->places)
         cbctl_complain(&g->ctl, "out of memory");
@@ -438,8 +471,8 @@ int cmd_generate(const struct cbctl *ctl, int argc, char **argv)
             : g.is_broken || g.n_failed || g.kept.n_failed ? CBCTL_FAILED
                                                            : CBCTL_OK;
     }
-    for (uint32_t i = 0; i < g.n_places; i++)
-        prompts_fini(&g.places[i].list);
+    for (uint32_t i = 0; g.places && i < g.n_places; i++)
+        give_back(&g, &g.places[i]);
     free(g.places);
     cb_close(g.h);
     if (g.in && g.in != stdin)

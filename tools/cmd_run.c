@@ -1,6 +1,6 @@
-/* cbctl run: prompts in, streams out. One prompt streams to the terminal as it comes; of several,
- * each answer comes when it ends, with the prompt's number in front; with --json a line a prompt,
- * in their order.
+/* cbctl run: prompts in, streams out. One prompt streams to the terminal as it comes, and so do several
+ * answers to it, line by line; of several prompts each answer comes when it ends. Where there are
+ * several of anything their numbers stand in front. With --json a line a prompt, in their order.
  *
  * All prompts are sent as fast as the handle has slots; an ended one gives its slot to the next. */
 #include <argp.h>
@@ -17,25 +17,21 @@
 #include "tools/answer.h"
 #include "tools/asked.h"
 #include "tools/cbctl.h"
+#include "tools/family.h"
 #include "tools/logprobs.h"
 #include "tools/prompts.h"
 
 enum { WAIT_SLICE_MS = 100, PLACE_BYTES = 512 };
 
-/* Where a prompt stands. */
-struct sent {
-    uint64_t id; /* 0: not sent, or over */
-    bool over;
-    json_t *result;
-};
-
 struct run {
     const struct cbctl *ctl;
     struct cb_handle *h;
     struct prompts prompts;
-    struct sent *sent; /* [prompts.n] */
-    size_t n_sent, n_over, n_printed;
-    bool ids, bad;
+    struct family *families;  /* [prompts.n] */
+    size_t n_sent, n_printed; /* prompts */
+    size_t n_running;         /* sequences */
+    uint32_t n_slots;
+    bool ids, bad, is_manifold; /* some prompt has several sequences */
     struct asked asked;
 };
 
@@ -49,29 +45,30 @@ static void on_interrupt(int signal)
 
 /* ---- sending --------------------------------------------------------------------------------- */
 
-/* "FILE:LINE" or "prompt N", for complaints. */
-static const char *place_of(const struct run *run, size_t i, char place[PLACE_BYTES])
+/* "FILE:LINE" or "prompt N", for complaints; and which answer, of several (seq; else -1). */
+static const char *place_of(const struct run *run, size_t i, int64_t seq, char place[PLACE_BYTES])
 {
     const struct prompt *p = &run->prompts.v[i];
+    int n = p->file ? snprintf(place, PLACE_BYTES, "%s:%zu", p->file, p->line_number)
+                    : snprintf(place, PLACE_BYTES, "prompt %zu", i + 1);
 
-    if (p->file)
-        snprintf(place, PLACE_BYTES, "%s:%zu", p->file, p->line_number);
-    else
-        snprintf(place, PLACE_BYTES, "prompt %zu", i + 1);
+    if (seq >= 0 && run->families[i].n > 1 && n < PLACE_BYTES)
+        snprintf(place + n, PLACE_BYTES - (size_t)n, ", answer %d", (int)seq + 1);
     return place;
 }
 
-/* It never came to run: the library, or its line's reader, says why. */
+/* What waits of it never comes to run: the library, or its line's reader, says why. */
 static void refused(struct run *run, size_t i, int status, const char *words)
 {
     const struct prompt *p = &run->prompts.v[i];
+    struct family *f = &run->families[i];
     char place[PLACE_BYTES], error[PLACE_BYTES + 256];
 
-    run->sent[i].over = true;
-    run->n_over++;
     run->bad = true;
-    snprintf(error, sizeof error, "%s: %s", place_of(run, i, place), words);
-    run->sent[i].result = answer_refused(p, status, p->file ? error : words);
+    snprintf(error, sizeof error, "%s: %s", place_of(run, i, -1, place), words);
+    for (uint32_t k = 0; k < f->n; k++)
+        if (f->v[k].state == SEQUENCE_WAITS)
+            family_over(f, k, answer_refused(p, status, p->file ? error : words));
     if (!run->ctl->json)
         cbctl_complain(run->ctl, "%s", error);
 }
@@ -81,76 +78,138 @@ static void send_some(struct run *run)
 {
     while (run->n_sent < run->prompts.n && !interrupted) {
         struct prompt *p = &run->prompts.v[run->n_sent];
+        struct family *f = &run->families[run->n_sent];
         int r = p->fault ? CB_INVALID : 0;
 
+        if (!family_waits(f)) {
+            run->n_sent++;
+            continue;
+        }
         if (!r && p->text && !p->ids)
             r = prompt_tokenize(p, run->h, run->asked.chat, run->asked.system);
         if (!r) {
             prompt_complete(p);
             p->request.user = run->n_sent;
-            r = cb_submit(run->h, &p->request, &run->sent[run->n_sent].id);
+            r = family_send(f, run->h, &p->request, run->n_slots, run->n_running);
         }
-        if (r == CB_BUSY && run->n_sent > run->n_over)
+        if (r == CB_BUSY && run->n_running)
             return;
-        run->n_sent++;
-        if (r)
-            refused(run, run->n_sent - 1, r, p->fault ? p->fault : cb_message());
+        if (r > 0)
+            run->n_running += (size_t)r;
+        else
+            refused(run, run->n_sent, r, p->fault ? p->fault : cb_message());
+    }
+    /* What of a prompt was sent is told without the rest. */
+    for (; interrupted && run->n_sent < run->prompts.n; run->n_sent++) {
+        struct family *f = &run->families[run->n_sent];
+
+        if (f->n_running + f->n_over == 0)
+            return;
+        family_cut(f);
     }
 }
 
 /* ---- results out ----------------------------------------------------------------------------- */
 
-/* A whole answer, its lines with the prompt's number in front. */
-static void print_answer(size_t i, const char *text, size_t bytes)
+/* What stands in front of what belongs to it: nothing, if it is the only one. */
+static const char *label_of(const struct run *run, size_t i, uint32_t seq, char label[48])
+{
+    *label = 0;
+    if (run->prompts.n > 1 && run->is_manifold)
+        snprintf(label, 48, "[%zu.%u] ", i + 1, seq + 1);
+    else if (run->prompts.n > 1)
+        snprintf(label, 48, "[%zu] ", i + 1);
+    else if (run->is_manifold)
+        snprintf(label, 48, "[%u] ", seq + 1);
+    return label;
+}
+
+/* Its lines, each with the label in front. */
+static void print_lines(const char *label, const char *text, size_t bytes)
 {
     while (bytes) {
         const char *nl = memchr(text, '\n', bytes);
         size_t part = nl ? (size_t)(nl - text) : bytes;
 
-        printf("[%zu] %.*s\n", i + 1, (int)part, text);
+        fputs(label, stdout);
+        fwrite(text, 1, part, stdout); /* which may hold a NUL */
+        putchar('\n');
         part += nl != NULL;
         text += part;
         bytes -= part;
     }
-    fflush(stdout);
+}
+
+/* All of an answer at its end; or, of one prompt's, the lines that are complete. */
+static void print_text(struct run *run, const struct cb_event *event, struct sequence *s,
+                       const char *label)
+{
+    const char *text;
+    size_t bytes;
+
+    if (cb_text_all(run->h, event->id, &text, &bytes))
+        return;
+    text += s->n_shown;
+    bytes -= s->n_shown;
+    if (event->type == CB_EVENT_TOKENS) {
+        const char *nl = run->prompts.n == 1 ? memrchr(text, '\n', bytes) : NULL;
+
+        bytes = nl ? (size_t)(nl + 1 - text) : 0;
+    }
+    print_lines(label, text, bytes);
+    s->n_shown += bytes;
+}
+
+static void print_ids(struct run *run, const struct cb_event *event, const char *label)
+{
+    const uint32_t *ids = NULL;
+    size_t n = 0;
+
+    cb_tokens(run->h, event->id, &ids, &n);
+    fwrite(label, 1, strlen(label) - 1, stdout);
+    for (size_t i = 0; i < n; i++)
+        printf(" %u", ids[i]);
+    putchar('\n');
+}
+
+static void stream_only_one(struct run *run, const struct cb_event *event)
+{
+    const char *text;
+    size_t bytes;
+
+    if (run->ids) {
+        for (size_t i = 0; i < event->n_ids; i++)
+            printf("%s%u", event->first + i ? " " : "", event->ids[i]);
+    } else {
+        while (cb_text(run->h, event->id, &text, &bytes) > 0)
+            fwrite(text, 1, bytes, stdout);
+    }
+    if (event->type == CB_EVENT_END)
+        putchar('\n');
 }
 
 static void stream(struct run *run, const struct cb_event *event)
 {
     const struct prompt *p = &run->prompts.v[event->user];
-    const char *text;
-    size_t bytes;
+    struct family *f = &run->families[event->user];
+    uint32_t seq = family_find(f, event->id);
+    char label[48];
 
-    if (logprobs_asked(&p->request)) {
-        logprobs_print(run->h, event, p, run->prompts.n > 1);
-        return;
-    }
-    if (run->ids && run->prompts.n == 1) {
-        for (size_t i = 0; i < event->n_ids; i++)
-            printf("%s%u", event->first + i ? " " : "", event->ids[i]);
-    } else if (run->prompts.n == 1) {
-        while (cb_text(run->h, event->id, &text, &bytes) > 0)
-            fwrite(text, 1, bytes, stdout);
-    } else if (run->ids && event->type == CB_EVENT_END) {
-        const uint32_t *ids = NULL;
-        size_t n = 0;
-
-        cb_tokens(run->h, event->id, &ids, &n);
-        printf("[%zu]", (size_t)event->user + 1);
-        for (size_t i = 0; i < n; i++)
-            printf(" %u", ids[i]);
-        putchar('\n');
-    } else if (event->type == CB_EVENT_END && !cb_text_all(run->h, event->id, &text, &bytes)) {
-        print_answer(event->user, text, bytes);
-    }
-    if (event->type == CB_EVENT_END && run->prompts.n == 1)
-        putchar('\n');
+    label_of(run, event->user, seq, label);
+    if (logprobs_asked(&p->request))
+        logprobs_print(run->h, event, p, label);
+    else if (!*label)
+        stream_only_one(run, event);
+    else if (!run->ids)
+        print_text(run, event, &f->v[seq], label);
+    else if (event->type == CB_EVENT_END)
+        print_ids(run, event, label);
     fflush(stdout);
 }
 
 /* An answer without a limit of its own ends where there is no more room: that looks like an end of
  * its own will. */
-static void tell_full(const struct run *run, const struct cb_event *event)
+static void tell_full(const struct run *run, const struct cb_event *event, uint32_t seq)
 {
     const struct prompt *p = &run->prompts.v[event->user];
     struct cb_result result;
@@ -162,18 +221,23 @@ static void tell_full(const struct run *run, const struct cb_event *event)
             run->ctl,
             "%s: it ended because it was full: with its prompt it has %u tokens, and the "
             "daemon's cache, the model's context or the room for its results holds no more",
-            place_of(run, event->user, place), result.n_prompt + result.n_generated);
+            place_of(run, event->user, seq, place), result.n_prompt + result.n_generated);
 }
 
 static void ended(struct run *run, const struct cb_event *event)
 {
-    struct sent *s = &run->sent[event->user];
-
-    if (run->ctl->json)
-        s->result = answer_json(run->h, event, &run->prompts.v[event->user]);
+    struct family *f = &run->families[event->user];
+    uint32_t seq = family_find(f, event->id);
     char words[256], place[PLACE_BYTES];
     const char *why = NULL;
 
+    if (family_was_too_many(f, seq, event) && !interrupted) {
+        cb_release(run->h, event->id);
+        family_wait_again(f, seq, true);
+        run->n_running--;
+        run->n_sent = event->user < run->n_sent ? event->user : run->n_sent;
+        return;
+    }
     /* What ended early must not look whole. */
     if (event->status)
         why = cb_explain(event->status, event->detail, words, sizeof words);
@@ -184,36 +248,37 @@ static void ended(struct run *run, const struct cb_event *event)
     if (why)
         run->bad = true;
     if (why && !run->ctl->json)
-        cbctl_complain(run->ctl, "%s: %s", place_of(run, event->user, place), why);
+        cbctl_complain(run->ctl, "%s: %s", place_of(run, event->user, seq, place), why);
     if (!run->ctl->json)
-        tell_full(run, event);
+        tell_full(run, event, seq);
+    family_over(f, seq,
+                run->ctl->json ? answer_json(run->h, event, &run->prompts.v[event->user]) : NULL);
     cb_release(run->h, event->id);
-    s->id = 0;
-    s->over = true;
-    run->n_over++;
+    run->n_running--;
 }
 
 /* With --json: the lines of what is over, as far as no earlier one is missing. */
-static void print_lines(struct run *run)
+static void print_answers(struct run *run)
 {
-    for (; run->n_printed < run->n_sent && run->sent[run->n_printed].over; run->n_printed++) {
+    for (; run->n_printed < run->n_sent && family_is_over(&run->families[run->n_printed]);
+         run->n_printed++) {
         const struct prompt *p = &run->prompts.v[run->n_printed];
-        json_t *result = run->sent[run->n_printed].result;
+        json_t *answer;
 
         if (!run->ctl->json)
             continue;
-        json_object_set_new(result, "index", json_integer((json_int_t)run->n_printed));
-        json_object_set_new(result, "prompt_ids", answer_ids(p->ids, p->ids ? p->n_ids : 0));
-        answer_print(result, stdout);
+        answer = family_answer(&run->families[run->n_printed]);
+        json_object_set_new(answer, "index", json_integer((json_int_t)run->n_printed));
+        json_object_set_new(answer, "prompt_ids", answer_ids(p->ids, p->ids ? p->n_ids : 0));
+        answer_print(answer, stdout);
+        json_decref(answer);
     }
 }
 
 static void cancel_all(struct run *run)
 {
-    for (size_t i = 0; i < run->n_sent; i++) {
-        if (run->sent[i].id)
-            cb_cancel(run->h, run->sent[i].id);
-    }
+    for (size_t i = 0; i < run->prompts.n && i <= run->n_sent; i++)
+        family_cancel(&run->families[i], run->h);
 }
 
 static int run_all(struct run *run)
@@ -221,8 +286,8 @@ static int run_all(struct run *run)
     bool cancelled = false;
 
     send_some(run);
-    print_lines(run);
-    while (run->n_over < run->n_sent && interrupted < 2) {
+    print_answers(run);
+    while (run->n_running && interrupted < 2) {
         struct cb_event event;
         int r = cb_wait(run->h, 0, &event, WAIT_SLICE_MS);
 
@@ -245,7 +310,7 @@ static int run_all(struct run *run)
         if (event.type != CB_EVENT_TOKENS)
             ended(run, &event);
         send_some(run);
-        print_lines(run);
+        print_answers(run);
     }
     if (interrupted)
         return CBCTL_INTERRUPTED;
@@ -310,9 +375,31 @@ static bool gather(struct parse_state *ps)
     if (!list->n && !ps->file && !prompts_add_stdin(list, &ps->run.asked.defaults))
         return false;
     /* Options hold for prompts on the command line wherever they stand. */
-    for (size_t i = 0; i < list->n; i++)
+    for (size_t i = 0; i < list->n; i++) {
+        const char *fault;
+
         list->v[i].request = ps->run.asked.defaults;
+        fault = prompt_fault(&list->v[i]);
+        if (fault) {
+            cbctl_complain(&ps->ctl, "%s", fault);
+            return false;
+        }
+    }
     return !ps->file || prompts_add_file(list, ps->file, &ps->run.asked.defaults);
+}
+
+/* Room for what becomes of each. */
+static bool make_families(struct run *run)
+{
+    run->families = calloc(run->prompts.n + 1, sizeof *run->families);
+    for (size_t i = 0; run->families && i < run->prompts.n; i++) {
+        uint32_t n = prompt_n(&run->prompts.v[i]);
+
+        if (!family_init(&run->families[i], n))
+            return false;
+        run->is_manifold |= n > 1;
+    }
+    return run->families != NULL;
 }
 
 int cmd_run(const struct cbctl *ctl, int argc, char **argv)
@@ -325,6 +412,7 @@ int cmd_run(const struct cbctl *ctl, int argc, char **argv)
     struct parse_state ps = {.ctl = *ctl};
     struct run *run = &ps.run;
     struct cb_options open_options;
+    struct cb_info info;
     struct sigaction action = {.sa_handler = on_interrupt};
     int r = CBCTL_USAGE;
 
@@ -333,23 +421,23 @@ int cmd_run(const struct cbctl *ctl, int argc, char **argv)
     if (argp_parse(&argp, argc, argv, 0, NULL, &ps) || ps.failed || asked_failed(&run->asked) ||
         !gather(&ps))
         goto out;
-    run->sent = calloc(run->prompts.n + 1, sizeof *run->sent);
     cb_options_init(&open_options);
     open_options.instance = ctl->instance;
     open_options.name = "cbctl run";
     r = CBCTL_FAILED;
-    if (!run->sent) {
+    if (!make_families(run)) {
         cbctl_complain(&ps.ctl, "out of memory");
-    } else if (cb_open(&run->h, &open_options)) {
+    } else if (cb_open(&run->h, &open_options) || cb_info(run->h, &info)) {
         cbctl_complain(&ps.ctl, "%s", cb_message());
     } else {
+        run->n_slots = info.n_slots;
         sigaction(SIGINT, &action, NULL);
         r = run_all(run);
     }
 out:
-    for (size_t i = 0; run->sent && i < run->prompts.n; i++)
-        json_decref(run->sent[i].result);
-    free(run->sent);
+    for (size_t i = 0; run->families && i < run->prompts.n; i++)
+        family_fini(&run->families[i]);
+    free(run->families);
     prompts_fini(&run->prompts);
     asked_fini(&run->asked);
     cb_close(run->h);

@@ -68,7 +68,7 @@ static int read_line(struct kept *k, const char *line, size_t bytes)
 /* The beginning of an answer, without its end. Whatever else has no end is somebody's file. */
 static bool is_torn(const char *line, size_t bytes)
 {
-    static const char *const begins[] = {"{\"error\":", "{\"finish_reason\":"};
+    static const char *const begins[] = {"{\"error\":", "{\"finish_reason\":", "{\"index\":"};
 
     for (size_t i = 0; i < sizeof begins / sizeof begins[0]; i++) {
         size_t n = strlen(begins[i]);

@@ -44,22 +44,19 @@ static void print_line(struct cb_handle *h, long place, uint32_t id, float logpr
 }
 
 void logprobs_print(struct cb_handle *h, const struct cb_event *event, const struct prompt *p,
-                    bool is_one_of_many)
+                    const char *label)
 {
     uint32_t n_top = p->request.top_logprobs;
     const struct cb_top_logprob *top = NULL;
     const float *logprobs = NULL;
-    char number[32] = "";
     size_t n = 0;
 
-    if (is_one_of_many)
-        snprintf(number, sizeof number, "[%zu] ", (size_t)event->user + 1);
     /* All are there with the first token, or with an end without one. */
     if (event->first == 0 && p->request.flags & CB_PROMPT_LOGPROBS &&
         !cb_prompt_logprobs(h, event->id, &logprobs, &top, &n) &&
         (event->n_ids || event->type == CB_EVENT_END)) {
         for (size_t i = 0; i < n && i < p->n_ids; i++) {
-            fputs(number, stdout);
+            fputs(label, stdout);
             print_line(h, (long)i - (long)n, p->ids[i], logprobs[i],
                        i && top ? top + i * n_top : NULL, n_top);
         }
@@ -69,7 +66,7 @@ void logprobs_print(struct cb_handle *h, const struct cb_event *event, const str
     if (n_top || p->request.flags & CB_LOGPROBS)
         cb_logprobs(h, event->id, &logprobs, &top, &n);
     for (size_t i = event->first; i < event->first + event->n_ids; i++) {
-        fputs(number, stdout);
+        fputs(label, stdout);
         print_line(h, (long)i, event->ids[i - event->first], i < n ? logprobs[i] : NAN,
                    i < n && top ? top + i * n_top : NULL, n_top);
     }

@@ -12,10 +12,9 @@
 bool logprobs_asked(const struct cb_request *request);
 
 /* Prints a line a token that the event brings: its place, id, log-probability and text, then the
- * best ones there; the prompt's first, at places from -n to -1. is_one_of_many: with the prompt's
- * number in front. */
+ * best ones there; the prompt's first, at places from -n to -1. label goes in front of each. */
 void logprobs_print(struct cb_handle *h, const struct cb_event *event, const struct prompt *p,
-                    bool is_one_of_many);
+                    const char *label);
 
 /* Adds to the object of an ended request what was asked for: logprobs, top_logprobs,
  * prompt_logprobs, prompt_top_logprobs. */

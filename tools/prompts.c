@@ -252,6 +252,9 @@ static bool line_option(struct prompt *p, const char *key, const json_t *value)
     } else if (!strcmp(key, "max_new_tokens")) {
         ok = line_whole(p, key, value, 0, CB_NO_LIMIT - 1, &n);
         r->max_new_tokens = (uint32_t)n;
+    } else if (!strcmp(key, "n")) {
+        ok = line_whole(p, key, value, 1, PROMPT_SEQUENCES_MAX, &n);
+        r->n = (uint32_t)n;
     } else if (!strcmp(key, "temperature")) {
         ok = line_number(p, key, value, -1e30, 1e30, &r->temperature);
     } else if (!strcmp(key, "top_k")) {
@@ -300,6 +303,8 @@ static bool line_read(struct prompt *p, const char *line, size_t bytes)
         if (!line_option(p, key, value))
             return false;
     }
+    if (prompt_fault(p))
+        return line_bad(p, "%s", prompt_fault(p));
     return line_prompt(p, p->line);
 }
 
@@ -348,6 +353,18 @@ bool prompts_add_file(struct prompts *list, const char *file, const struct cb_re
     if (f && f != stdin)
         fclose(f);
     return ok;
+}
+
+const char *prompt_fault(const struct prompt *p)
+{
+    return prompt_n(p) > 1 && p->request.temperature == 0
+               ? "greedy answers to a prompt are all the same: n above 1 needs a temperature"
+               : NULL;
+}
+
+uint32_t prompt_n(const struct prompt *p)
+{
+    return p->request.n && !p->fault ? p->request.n : 1;
 }
 
 void prompt_complete(struct prompt *p)

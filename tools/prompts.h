@@ -18,6 +18,7 @@ enum { PROMPT_STOPS_MAX = 16, PROMPT_STOP_IDS_MAX = 64 };
 #define PROMPT_SEED_MAX        ((uint64_t)INT64_MAX)
 #define PROMPT_DEADLINE_MS_MAX 1000000000000ull
 #define PROMPT_PRIORITY_MAX    255
+#define PROMPT_SEQUENCES_MAX   64
 
 struct prompt {
     char *text;    /* owned; NULL: ids */
@@ -56,6 +57,12 @@ bool prompts_add_line(struct prompts *list, const char *file, size_t number, con
                       size_t bytes, const struct cb_request *defaults);
 /* Nothing but blanks: no prompt. line is 0-terminated. */
 bool prompts_is_blank(const char *line, size_t bytes);
+
+/* Why the prompt's options, which are well-formed each, can't be meant together; NULL: they can. */
+const char *prompt_fault(const struct prompt *p);
+
+/* How many sequences it wants, from 1. */
+uint32_t prompt_n(const struct prompt *p);
 
 /* Makes ids of a prompt's text, so that they can be shown: it is all there is, or a user's message
  * behind that of the system (NULL: none) in the model's template. 0, or a status that cb_message

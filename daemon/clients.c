@@ -26,7 +26,8 @@ int clients_new(struct clients **clientsp, const struct clients_config *config)
     c->n_clients = (uint32_t)config->settings->max_lanes + CLIENTS_SPARE;
     c->table = calloc(c->n_clients, sizeof *c->table);
     list_init(&c->free);
-    if (!c->table || quotas_new(&c->quotas, c->n_clients, config->clock)) {
+    if (!c->table || bells_init(&c->bells, c->n_clients) ||
+        quotas_new(&c->quotas, c->n_clients, config->clock)) {
         clients_free(c);
         return -ENOMEM;
     }
@@ -284,7 +285,7 @@ static void lane_ring(struct clients *c, struct client *cl)
         }
         return;
     }
-    (void)cb_doorbell_wake(cb_lane_bell(cl->lane));
+    bells_add(&c->bells, cb_lane_bell(cl->lane));
     cb_lane_answered(cl->lane);
     cb_stats_add(c->config.stats, CB_STAT_bells_sent, 1);
 }
@@ -305,6 +306,7 @@ void clients_close(struct clients *c, struct client *cl, enum cb_closed why)
         /* For a peer that only half died: it may sleep on the bell, and the socket's end below
          * wakes whoever sleeps on that. */
         (void)cb_doorbell_wake(cb_lane_bell(cl->lane));
+        bells_settle(&c->bells); /* its own may be among them */
         lane_unmap(cl);
         c->n_lanes--;
         c->lane_bytes -= cl->bytes;
@@ -411,6 +413,7 @@ struct clients *clients_free(struct clients *c)
         clients_close(c, cl, CB_CLOSED_STOPPED);
     }
     free(c->table);
+    bells_fini(&c->bells);
     quotas_free(c->quotas);
     free(c);
     return NULL;

@@ -24,6 +24,7 @@
 #include <sys/types.h>
 
 #include "daemon/base/list.h"
+#include "daemon/bells.h"
 #include "daemon/loop.h"
 #include "daemon/quota.h"
 #include "daemon/settings.h"
@@ -117,6 +118,7 @@ struct clients {
     uint32_t notice;    /* state bits of every lane */
     struct list free;
     bool has_credit; /* some request ended since intake last looked */
+    struct bells bells;
 };
 
 /* 0 or -ENOMEM. */

@@ -170,6 +170,7 @@ static int make_parts(struct daemon *d)
         return r;
     set_weights(d);
     d->clients->engine = d->deliver.engine = d->engine;
+    d->clients->bells.model = d->config.model;
     pauses_init(&d->pauses, d->engine, d->clients);
     const struct intake_config intake = {
         .settings = set,
@@ -239,6 +240,7 @@ struct daemon *daemon_free(struct daemon *d)
     if (d->control) {
         engine_fail_all(d->engine, CB_STOPPED);
         deliver_flush(&d->deliver);
+        bells_settle(&d->clients->bells);
     }
     control_free(d->control);
     loading_drop(d);
@@ -395,8 +397,10 @@ void daemon_turn(struct daemon *d)
         d->idle_since_ns = 0;
         d->worked_ns = begun_ns + turn_ns;
         count_time(d, &before, turn_ns);
-        if (r == ENGINE_RUNNING && strcmp(d->config.settings->wait_mode, "spin") != 0)
+        if (r == ENGINE_RUNNING && strcmp(d->config.settings->wait_mode, "spin") != 0) {
+            bells_settle(&d->clients->bells);
             (void)loop_sleep(d->config.loop, DEVICE_POLL_NS);
+        }
         return;
     }
     if (loads)

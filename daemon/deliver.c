@@ -179,6 +179,7 @@ void deliver_flush(struct deliver *d)
 {
     struct list *l, *after, *k, *behind;
     uint64_t begun_ns = clock_now(d->clock);
+    bells_settle(&d->clients->bells);
     list_for_each (l, after, &d->clients->quotas->used) {
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
@@ -190,6 +191,7 @@ void deliver_flush(struct deliver *d)
         }
     }
     loop_ring_flush(d->clients->config.loop);
+    bells_ring(&d->clients->bells);
     flush_gaps(d);
     d->flush_ns = clock_now(d->clock) - begun_ns;
     d->ring_us += ((double)d->flush_ns / 1000 - d->ring_us) / 16;

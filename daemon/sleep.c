@@ -77,6 +77,7 @@ void sleep_until_something(struct daemon *d)
         max_ns = d->config.settings->net_ms * MS;
     if (!d->is_populated && max_ns > SLEEP_QUIET_NS)
         max_ns = SLEEP_QUIET_NS;
+    bells_settle(&d->clients->bells);
     uint64_t sleep_ns = until(engine_next_ns(d->engine), clock_now(d->config.clock), max_ns);
     (void)visit_lanes(d, visit_doze);
     cb_lane_doze_fence();

@@ -364,6 +364,24 @@ static int forward_step_poll(struct model *m, uint64_t ticket, struct sample *sa
     return 0;
 }
 
+static void forward_errand(struct model *m, void (*fn)(void *arg), void *arg)
+{
+    struct forward *f = forward_of(m);
+
+    if (f->ops->errand)
+        f->ops->errand(f->backend, fn, arg);
+    else
+        fn(arg);
+}
+
+static void forward_settle(struct model *m)
+{
+    struct forward *f = forward_of(m);
+
+    if (f->ops->settle)
+        f->ops->settle(f->backend);
+}
+
 static int forward_populate(struct model *m, uint32_t block_idx, uint32_t n_blocks)
 {
     return forward_of(m)->ops->kv_populate(forward_of(m)->kv, block_idx, n_blocks);
@@ -401,6 +419,8 @@ static const struct model_ops forward_ops = {
     .copy_block = forward_copy_block,
     .step_submit = forward_step_submit,
     .step_poll = forward_step_poll,
+    .errand = forward_errand,
+    .settle = forward_settle,
     .reload_begin = forward_reload_begin,
     .reload_some = forward_reload_some,
     .reload_publish = forward_reload_publish,

@@ -76,3 +76,17 @@ void model_reload_drop(struct model *m)
 {
     m->ops->reload_drop(m);
 }
+
+void model_errand(struct model *m, void (*fn)(void *arg), void *arg)
+{
+    if (m->ops->errand)
+        m->ops->errand(m, fn, arg);
+    else
+        fn(arg);
+}
+
+void model_settle(struct model *m)
+{
+    if (m->ops->settle)
+        m->ops->settle(m);
+}

@@ -120,4 +120,9 @@ enum { MODEL_STEP_RUNNING = 1 };
 /* 0: done, samples [n_outputs] written; MODEL_STEP_RUNNING: not yet; negative errno: failed. */
 int model_step_poll(struct model *m, uint64_t ticket, struct sample *samples);
 
+/* An errand: fn(arg) beside what the caller does next, where the model has a thread that is awake
+ * after a step; else at once. fn uses nothing of the model's. One at a time: settled, it is done. */
+void model_errand(struct model *m, void (*fn)(void *arg), void *arg);
+void model_settle(struct model *m);
+
 #endif

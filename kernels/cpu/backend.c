@@ -75,6 +75,16 @@ static void backend_caps(const struct backend *b, struct backend_caps *caps)
     snprintf(caps->isa, sizeof caps->isa, "%s", b->level->name);
 }
 
+static void backend_errand(struct backend *b, void (*fn)(void *arg), void *arg)
+{
+    pool_errand(b->pool, fn, arg);
+}
+
+static void backend_settle(struct backend *b)
+{
+    pool_settle(b->pool);
+}
+
 static int buffer_new(struct backend *b, void **datap, size_t bytes, const void *init)
 {
     size_t rounded = (bytes + 63) / 64 * 64;
@@ -151,6 +161,8 @@ const struct backend_ops backend_cpu = {
     .open = backend_open,
     .close = backend_close,
     .caps = backend_caps,
+    .errand = backend_errand,
+    .settle = backend_settle,
     .buffer_new = buffer_new,
     .buffer_free = buffer_free,
     .weight_new = cpu_weight_new,

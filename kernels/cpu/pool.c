@@ -9,6 +9,9 @@
  * look at n_sleepers sees the worker: both are sequentially consistent. The caller waits for the
  * last one inside likewise, on `gate` itself.
  *
+ * An errand is one word as well: open, then taken by whoever gets it. The same pair of looks as for
+ * the gate keeps one from being left to workers that all sleep.
+ *
  * Items are shared out beforehand, a range a worker, in order: so a worker meets in one region what
  * it left in its cache in the last one, reads weights as one stream, and claims from a word that is
  * its own. Whoever is through takes from the end of another's range. */
@@ -42,6 +45,8 @@ enum {
     SPINS_A_LOOK = 32 /* pauses between two looks at the clock */
 };
 
+enum { ERRAND_NONE, ERRAND_OPEN, ERRAND_TAKEN };
+
 struct worker {
     alignas(64) _Atomic uint64_t left; /* its items not claimed: begin, and end in the upper half */
     alignas(64) struct pool *pool;
@@ -60,7 +65,12 @@ struct pool {
     void *arg;
     uint32_t n_items, run_max;
 
-    uint32_t n_threads, n_started, spin_us;
+    /* Written by the caller while there is no errand. */
+    alignas(64) _Atomic uint32_t errand;
+    void (*errand_fn)(void *arg);
+    void *errand_arg;
+
+    alignas(64) uint32_t n_threads, n_started, spin_us;
     bool is_crowded; /* more threads than cores: who waits lets others run */
     bool is_pinned;
     cpu_set_t caller_cpus; /* where worker 0 could run before it was pinned */
@@ -160,6 +170,21 @@ static uint32_t help(struct pool *p, uint32_t worker, uint32_t gate)
     return gate;
 }
 
+/* Whether there was an errand to run, and nobody else got it. */
+static bool run_errand(struct pool *p)
+{
+    uint32_t open = ERRAND_OPEN;
+
+    if (atomic_load_explicit(&p->errand, memory_order_relaxed) != ERRAND_OPEN ||
+        !atomic_compare_exchange_strong_explicit(&p->errand, &open, ERRAND_TAKEN,
+                                                 memory_order_acquire, memory_order_relaxed))
+        return false;
+    p->errand_fn(p->errand_arg);
+    /* Release: what it wrote. */
+    atomic_store_explicit(&p->errand, ERRAND_NONE, memory_order_release);
+    return true;
+}
+
 static void *worker_main(void *arg)
 {
     struct worker *w = arg;
@@ -173,6 +198,7 @@ static void *worker_main(void *arg)
         bool found = false;
 
         do {
+            (void)run_errand(p);
             gate = atomic_load_explicit(&p->gate, memory_order_acquire);
             found = (gate & GATE_OPEN) && gate / GATE_LAP != seen_lap;
         } while (!found && spin_more(p, &spin));
@@ -182,7 +208,8 @@ static void *worker_main(void *arg)
         }
         atomic_fetch_add(&p->n_sleepers, 1);
         gate = atomic_load(&p->gate);
-        if (!((gate & GATE_OPEN) && gate / GATE_LAP != seen_lap) && !atomic_load(&p->stop))
+        if (!((gate & GATE_OPEN) && gate / GATE_LAP != seen_lap) && !atomic_load(&p->stop) &&
+            atomic_load(&p->errand) != ERRAND_OPEN)
             futex_wait(&p->lap, lap);
         atomic_fetch_sub(&p->n_sleepers, 1);
     }
@@ -209,6 +236,7 @@ void pool_run(struct pool *p, pool_fn *fn, void *arg, uint32_t n_items, uint32_t
 {
     uint32_t gate;
 
+    (void)run_errand(p);
     if (p->n_threads == 1 || n_items <= 1) {
         if (n_items)
             fn(arg, 0, 0, n_items);
@@ -232,6 +260,28 @@ void pool_run(struct pool *p, pool_fn *fn, void *arg, uint32_t n_items, uint32_t
     }
     work(p, 0);
     shut(p);
+}
+
+void pool_settle(struct pool *p)
+{
+    struct spin spin = {0};
+
+    if (run_errand(p))
+        return;
+    while (atomic_load_explicit(&p->errand, memory_order_acquire) != ERRAND_NONE) {
+        if (!spin_more(p, &spin))
+            sched_yield();
+    }
+}
+
+void pool_errand(struct pool *p, void (*fn)(void *arg), void *arg)
+{
+    pool_settle(p);
+    p->errand_fn = fn;
+    p->errand_arg = arg;
+    atomic_store(&p->errand, ERRAND_OPEN);
+    if (atomic_load(&p->n_sleepers) + 1 >= p->n_threads)
+        (void)run_errand(p);
 }
 
 uint32_t pool_n_threads(const struct pool *p)

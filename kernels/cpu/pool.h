@@ -38,4 +38,10 @@ uint32_t pool_n_threads(const struct pool *p);
  * they wrote is then visible. Claims shrink towards the end, so that workers finish together. */
 void pool_run(struct pool *p, pool_fn *fn, void *arg, uint32_t n_items, uint32_t run_max);
 
+/* An errand is a little work beside the regions: fn(arg) on a worker that is awake, while the caller
+ * goes on; on the caller where there is none, or when the next region or errand finds that nobody has
+ * begun it. fn does not use the pool. Settled, it is done, and the caller sees what it wrote. */
+void pool_errand(struct pool *p, void (*fn)(void *arg), void *arg);
+void pool_settle(struct pool *p);
+
 #endif

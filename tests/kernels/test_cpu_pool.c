@@ -78,6 +78,52 @@ Test(cpu_pool, runs_every_item_once)
     free(c);
 }
 
+struct errand {
+    uint32_t n_runs, n_told; /* plain: two at once would be a race */
+    pthread_t caller;
+    _Atomic bool was_other;
+};
+
+static void run_errand(void *arg)
+{
+    struct errand *e = arg;
+
+    e->n_runs++;
+    if (!pthread_equal(e->caller, pthread_self()))
+        atomic_store(&e->was_other, true);
+}
+
+/* Each is run once, settled or overtaken by the next one or by a region; whether workers sleep, spin
+ * or are not there. */
+Test(cpu_pool, runs_errands_once)
+{
+    struct count *c = calloc(1, sizeof *c);
+    struct errand e = {.caller = pthread_self()};
+
+    for (uint32_t n_threads = 1; n_threads <= 4; n_threads++) {
+        struct pool *p = open_pool(n_threads, n_threads % 2 ? 1000 : 1);
+
+        atomic_store(&e.was_other, false);
+        for (int round = 0; round < 2000; round++) {
+            pool_errand(p, run_errand, &e);
+            e.n_told++;
+            if (round % 3 == 0)
+                check_region(p, c, 100, 3);
+            if (round % 7 == 0)
+                nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+            if (round % 2 == 0) {
+                pool_settle(p);
+                cr_assert_eq(e.n_runs, e.n_told);
+            }
+        }
+        pool_settle(p);
+        cr_assert_eq(e.n_runs, e.n_told);
+        cr_assert(n_threads > 1 || !e.was_other);
+        pool_free(p);
+    }
+    free(c);
+}
+
 Test(cpu_pool, works_with_more_threads_than_cores)
 {
     struct count *c = calloc(1, sizeof *c);

@@ -210,7 +210,8 @@ static inline void cb_options_init(struct cb_options *options)
 }
 
 /* Connects. options may be NULL and need not outlive the call. On 0 *handlep is the caller's to
- * cb_close; else it is NULL. Blocks for the handshake, at most 2 s after a daemon was found.
+ * cb_close; else it is NULL. Blocks for the handshake, at most 2 s after a daemon was found, not
+ * counting time for which this process was stopped.
  *   CB_NO_DAEMON CB_UNTRUSTED CB_DENIED CB_VERSION CB_QUOTA CB_DRAINING CB_NO_MEMORY CB_SYSTEM
  *   CB_LOST (it hung up meanwhile) CB_TIMEOUT (it did not answer)
  *   CB_BAD_RECORD (its answer makes no sense) CB_INVALID

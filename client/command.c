@@ -2,7 +2,6 @@
 #include "client/command.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -68,12 +67,10 @@ static ssize_t receive(int sock, struct cb_reply *piece, int *fdp)
 static int receive_all(int sock, int wait_ms, struct cb_command_answer *a)
 {
     for (;;) {
-        struct pollfd p = {sock, POLLIN, 0};
         struct cb_reply piece;
-        int ready = poll(&p, 1, wait_ms);
-        if (ready == 0)
+        if (!cb_await_answer(sock, wait_ms))
             return cb_fail_silent(sock, (unsigned)wait_ms / 1000);
-        ssize_t n = ready < 0 ? -1 : receive(sock, &piece, &a->fd);
+        ssize_t n = receive(sock, &piece, &a->fd);
         /* ECONNRESET, told once: it closed without reading. A refusal may lie behind it. */
         if (n < 0 && (errno == EINTR || errno == EAGAIN || errno == ECONNRESET))
             continue;

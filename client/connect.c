@@ -6,7 +6,6 @@
 
 #include <errno.h>
 #include <gnu/libc-version.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +14,7 @@
 
 #include "shm/doorbell.h"
 
-#define HANDSHAKE_NS  2000000000ull
+#define HANDSHAKE_MS  2000
 #define SPIN_NS_MAX   50000ull
 #define N_DESCRIPTORS 4 /* UP, DOWN, STATUS, VOCAB */
 
@@ -69,18 +68,14 @@ static int receive(int sock, void *record, int fds[N_DESCRIPTORS])
                              .msg_iovlen = 1,
                              .msg_control = &control,
                              .msg_controllen = sizeof(control)};
-    uint64_t end = cb_now_ns() + HANDSHAKE_NS;
     int n_fds = 0;
     ssize_t n;
 
     for (int i = 0; i < N_DESCRIPTORS; i++)
         fds[i] = -1;
     for (;;) {
-        struct pollfd p = {sock, POLLIN, 0};
-        uint64_t now = cb_now_ns();
-        if (now >= end)
-            return cb_fail_silent(sock, HANDSHAKE_NS / 1000000000u);
-        poll(&p, 1, (int)((end - now) / 1000000u) + 1);
+        if (!cb_await_answer(sock, HANDSHAKE_MS))
+            return cb_fail_silent(sock, HANDSHAKE_MS / 1000);
         n = recvmsg(sock, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         /* ECONNRESET, told once: it closed without reading HELLO. A refusal may lie behind it. */
         if (n >= 0 || (errno != EAGAIN && errno != EINTR && errno != ECONNRESET))

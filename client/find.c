@@ -5,6 +5,7 @@
 #include "client/internal.h"
 
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +17,7 @@
 #include "shm/stats.h"
 
 #define BACKLOG_NS    2000000000ull
+#define SLICE_NS      50000000ull
 #define LOOK_AGAIN_NS 20000000ull /* for a daemon that is not there yet */
 #define SHM_DIR       "/dev/shm"
 enum { INSTANCE_BYTES_MAX = 31, PATH_BYTES = 160 }; /* an instance's as cbd.conf(5) says */
@@ -249,6 +251,23 @@ bool cb_is_suspended(uint64_t pid)
     text[n] = 0;
     const char *name_end = strrchr(text, ')'); /* the name may hold anything */
     return name_end && strlen(name_end) > 2 && (name_end[2] == 'T' || name_end[2] == 't');
+}
+
+/* In slices, of which none counts for more than it was meant to last. */
+bool cb_await_answer(int sock, int wait_ms)
+{
+    uint64_t left_ns = wait_ms < 0 ? UINT64_MAX : (uint64_t)wait_ms * 1000000u;
+    for (;;) {
+        uint64_t slice_ns = left_ns < SLICE_NS ? left_ns : SLICE_NS, begun_ns = cb_now_ns();
+        struct pollfd p = {sock, POLLIN, 0};
+        if (poll(&p, 1, (int)((slice_ns + 999999) / 1000000u)) > 0)
+            return true;
+        uint64_t took_ns = cb_now_ns() - begun_ns;
+        took_ns = took_ns < slice_ns ? took_ns : slice_ns;
+        if (took_ns >= left_ns)
+            return false;
+        left_ns -= wait_ms < 0 ? 0 : took_ns;
+    }
 }
 
 int cb_fail_silent(int sock, unsigned waited_s)

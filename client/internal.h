@@ -184,6 +184,10 @@ int cb_find_status(const struct cb_options *options, struct cb_found_status *fou
 
 /* A signal (SIGSTOP) keeps the process from running, as far as can be told from here. */
 bool cb_is_suspended(uint64_t pid);
+/* Waits until something can be read from sock: whether it can; false after wait_ms (-1: none) of waiting.
+ * While this process was stopped, as by SIGSTOP, or the machine slept, it did not wait: a daemon that
+ * stood still as well could not answer. */
+bool cb_await_answer(int sock, int wait_ms);
 /* The daemon at the other end of sock said nothing for so long: CB_TIMEOUT, kept with what can be
  * told about it. */
 int cb_fail_silent(int sock, unsigned waited_s);

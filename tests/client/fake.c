@@ -139,6 +139,7 @@ static bool shake_hands(struct fake *f)
         return false;
     if (f->config.never_answer)
         return read_record(f, &ready);
+    usleep(f->config.late_ms * 1000);
     if (f->config.refuse) {
         refuse(f);
         return false;

@@ -22,6 +22,7 @@ struct fake_config {
     bool refuse_unread; /* refuse when HELLO has come, but without reading it */
     bool hang_up_early; /* close after HELLO */
     bool never_answer;  /* keep HELLO's sender waiting */
+    uint32_t late_ms;   /* ... for so long            */
     void (*spoil)(struct cb_welcome *welcome); /* change WELCOME before it is sent */
     bool spoil_down;                           /* and make DOWN say the same */
     bool is_old;                               /* agrees to no feature */

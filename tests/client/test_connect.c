@@ -3,10 +3,12 @@
 
 #include <criterion/criterion.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/client/fake.h"
@@ -148,6 +150,29 @@ Test(connect, a_daemon_that_hangs_up_or_never_answers)
     fake_stop(f);
     f = fake_start(&(struct fake_config){.never_answer = true});
     cr_assert_eq(open_at(&h, fake_dir(f)), CB_TIMEOUT);
+    fake_stop(f);
+}
+
+/* The daemon answers after 2.6 s, of which the client is stopped for 2.2: it has waited for 0.4. */
+Test(connect, a_process_that_is_stopped_does_not_wait)
+{
+    struct fake *f = fake_start(&(struct fake_config){.late_ms = 2600});
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct cb_handle *h;
+        int r = open_at(&h, fake_dir(f));
+        if (r)
+            fprintf(stderr, "%s\n", cb_message());
+        cb_close(h);
+        _exit(r != 0);
+    }
+    usleep(200000);
+    cr_assert_eq(kill(pid, SIGSTOP), 0);
+    usleep(2200000);
+    cr_assert_eq(kill(pid, SIGCONT), 0);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0);
     fake_stop(f);
 }
 

@@ -141,11 +141,16 @@ struct cb_handle *crowd_open(struct crowd *c, const struct cb_options *options)
 {
     struct cb_options own;
     struct cb_handle *h;
+    uint64_t end = now_ms() + HANG_MS;
+    int r;
     if (options)
         own = *options;
     else
         cb_options_init(&own);
-    if (system_try_open(c->system, &own, &h))
+    do /* among many on few cores the daemon may not have its turn for long */
+        r = system_try_open(c->system, &own, &h);
+    while (r == CB_TIMEOUT && now_ms() < end);
+    if (r)
         crowd_fail(c, "cb_open: %s", cb_message());
     return h;
 }

@@ -59,17 +59,15 @@ static void write_options(struct sim_client *c, struct input *in, unsigned char 
     uint32_t ids[2][3], n_vocab = c->welcome.geometry.n_vocab;
     struct cb_logit_bias biases[3];
     struct cb_sampling s;
-    const struct cb_resume resume = {
-        .fingerprint = {c->welcome.fingerprint[0], c->welcome.fingerprint[1] ^ take(in, 1) / 250},
-        .child_idx = (uint32_t)take(in, 1)};
-    struct cb_message_options options = {.sampling = &s,
-                                         .resume = take(in, 1) & 1 ? &resume : NULL,
-                                         .biases = biases,
-                                         .n_biases = (uint32_t)take(in, 1) % 4,
-                                         .allowed_ids = ids[0],
-                                         .n_allowed_ids = (uint32_t)take(in, 1) % 4,
-                                         .banned_ids = ids[1],
-                                         .n_banned_ids = (uint32_t)take(in, 1) % 4};
+    struct cb_resume resume = {.fingerprint = {c->welcome.fingerprint[0]}};
+    struct cb_message_options options = {
+        .sampling = &s, .biases = biases, .allowed_ids = ids[0], .banned_ids = ids[1]};
+    options.resume = take(in, 1) & 1 ? &resume : NULL;
+    resume.fingerprint[1] = c->welcome.fingerprint[1] ^ take(in, 1) / 250;
+    resume.child_idx = (uint32_t)take(in, 1);
+    options.n_biases = (uint32_t)take(in, 1) % 4;
+    options.n_allowed_ids = (uint32_t)take(in, 1) % 4;
+    options.n_banned_ids = (uint32_t)take(in, 1) % 4;
     cb_sampling_init(&s);
     s.min_p = (float)take(in, 1) / 200;
     s.typical_p = (float)take(in, 1) / 200;
@@ -79,7 +77,8 @@ static void write_options(struct sim_client *c, struct input *in, unsigned char 
     s.min_new_tokens = (uint32_t)take(in, 1);
     s.first_id = take(in, 1) & 1 ? (uint32_t)take(in, 2) : CB_NO_ID;
     for (int i = 0; i < 3; i++) {
-        biases[i] = (struct cb_logit_bias){(uint32_t)take(in, 2) % n_vocab, (float)take(in, 1)};
+        biases[i].id = (uint32_t)take(in, 2) % n_vocab;
+        biases[i].bias = (float)take(in, 1);
         ids[0][i] = (uint32_t)take(in, 2) % (n_vocab + 1);
         ids[1][i] = (uint32_t)take(in, 2) % (n_vocab + 1);
     }
@@ -116,7 +115,9 @@ static void write_up(struct sim_client *c, struct input *in)
         struct cb_request_entry e;
         cb_message_init(&e);
         e.resume_from = take(in, 1) & 1 ? (uint32_t)take(in, 1) % 8 : 0;
-        e.slot = (uint32_t)take(in, 1) % 8;
+        uint32_t where = (uint32_t)take(in, 1);
+        e.slot = where % 8;
+        e.n_children = where & 0x80 ? 1 + (where >> 3 & 7) : 1;
         e.gen = (uint32_t)take(in, 1);
         e.n_prompt = (uint32_t)take(in, 1) % 64;
         e.max_new_tokens = (uint32_t)take(in, 1);
@@ -160,6 +161,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     sim_client_init(&honest, s, 0, 0);
     sim_client_init(&wild, s, 1,
                     ++round % 8); /* draws little: a lane that is killed in its handshake */
+    honest.is_hasty = false;      /* it is checked by what it is told */
     honest.uid = 1000;
     wild.uid = 1001;
     if (!enter(s, &honest) || !enter(s, &wild)) {

@@ -61,7 +61,11 @@ static void write_entry(struct life *l, struct input *in)
         e.opt_len = (uint32_t)eat(in, 2);
         e.opt_off = eat(in, 2);
     }
-    /* One word of it anything at all. */
+    if (which & 128) { /* a family */
+        e.n_children = 1 + (uint32_t)eat(in, 1) % 9;
+        e.child_idx = (uint32_t)eat(in, 1);
+    }
+    /* One byte of it anything at all. */
     if (which & 64)
         ((unsigned char *)&e)[eat(in, 1) % sizeof e] = (unsigned char)eat(in, 1);
     cb_copy_out(l->up + l->g.up_ring_off + (hot->req_sent % l->g.req_capacity) * l->g.req_stride,
@@ -169,6 +173,7 @@ static void engine(struct life *l, uint8_t which)
             continue;
         if (l->runs[slot].n_have < l->runs[slot].n_want) {
             cb_lane_logprobs(l->lane, slot, &some);
+            cb_lane_epoch(l->lane, slot, which & 0x20 ? 3 | CB_EPOCH_ANEW : 2);
             cb_lane_token(l->lane, slot, 7, 9);
             l->runs[slot].n_have++;
         }

@@ -3,7 +3,9 @@
 #include "daemon/sched/pace.h"
 
 /* Until something was measured prefill starts from the guess. */
-enum { PREFILL_TOKENS_GUESS = 64, STEP_TOKENS_MULTIPLE = 16, AVERAGE_OVER = 4, ENDS_OVER = 32 };
+enum { PREFILL_TOKENS_GUESS = 64, AVERAGE_OVER = 4, ENDS_OVER = 32 };
+/* Tokens of a step come in these: of few of them a larger one would be too much of a step. */
+enum { TILE_TOKENS = 8, TILES_TOKENS = 16, TILES_FROM = 96 };
 
 static void average(double *mean, double value, double over)
 {
@@ -41,8 +43,8 @@ uint32_t pace_prefill_tokens(const struct pace *p, uint32_t step_ms_max, uint32_
     if (all >= UINT32_MAX)
         return UINT32_MAX;
     /* Decoding and prefill together fill whole tiles of the kernels. */
-    uint32_t n =
-        ((uint32_t)all + STEP_TOKENS_MULTIPLE / 2) / STEP_TOKENS_MULTIPLE * STEP_TOKENS_MULTIPLE;
+    uint32_t unit = all < TILES_FROM ? TILE_TOKENS : TILES_TOKENS;
+    uint32_t n = ((uint32_t)all + unit / 2) / unit * unit;
     return n >= n_decoding + PACE_PREFILL_TOKENS_MIN ? n - n_decoding : PACE_PREFILL_TOKENS_MIN;
 }
 

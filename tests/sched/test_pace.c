@@ -34,6 +34,20 @@ Test(pace, a_machine_that_slows_down_is_followed_within_some_steps)
     cr_assert_eq(pace_prefill_tokens(&p, STEP_MS, 0), 32);
 }
 
+/* Tokens are slow where the context is long, and a step holds few. */
+Test(pace, steps_take_little_longer_than_they_may_however_slow_tokens_are)
+{
+    for (uint64_t ns = 200000; ns < 2000000; ns += 10000) {
+        struct pace p = {0};
+        pace_observe(&p, 64, 64, 64 * ns);
+        for (uint32_t n_decoding = 0; n_decoding <= 8; n_decoding += 8) {
+            double n = n_decoding + pace_prefill_tokens(&p, STEP_MS, n_decoding);
+            cr_expect_lt(n * (double)ns, 1.17 * STEP_MS * 1e6, "%g tokens of %g ms", n,
+                         (double)ns / 1e6);
+        }
+    }
+}
+
 /* Tokens that a step takes of a new prompt of n_prompt, beside n_decoding (0 or 1) who decode. */
 static uint32_t first_share(uint32_t n_prompt, uint32_t n_decoding)
 {

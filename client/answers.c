@@ -19,8 +19,7 @@ int cb_tokens(struct cb_handle *h, uint64_t id, const uint32_t **idsp, size_t *n
     q = cb_held_find_locked(h, id);
     if (q && q->ids) {
         *idsp = q->ids;
-        *np = q->state == CB_REQUEST_RUNNING ? cb_lane_client_emitted(h->lane, CB_ID_SLOT(id))
-                                             : q->n_seen;
+        *np = cb_count_locked(h, q);
     }
     pthread_mutex_unlock(&h->lock);
     return q ? 0 : cb_fail(CB_NOT_FOUND);
@@ -51,10 +50,17 @@ int cb_times(struct cb_handle *h, uint64_t id, const uint64_t **nsp, size_t *np)
     return r ? cb_fail(r) : 0;
 }
 
-/* What an array of its tokens' has; of the request, which is held. */
-static size_t n_told(const struct cb_held *q, const struct cb_slot_view *view)
+/* What belongs to each of its tokens; false: nothing yet. *np: of how many. */
+static bool look(struct cb_handle *h, struct cb_held *q, struct cb_slot_view *view, size_t *np)
 {
-    return q->state == CB_REQUEST_RUNNING ? view->emitted : q->n_seen;
+    if (q->state == CB_REQUEST_SENT && !q->ids)
+        return false;
+    *np = cb_count_locked(h, q);
+    if (!cb_view_locked(q, view))
+        return false;
+    if (q->state == CB_REQUEST_RUNNING)
+        *np = view->emitted;
+    return true;
 }
 
 int cb_epochs(struct cb_handle *h, uint64_t id, const uint32_t **epochsp, size_t *np)
@@ -70,11 +76,11 @@ int cb_epochs(struct cb_handle *h, uint64_t id, const uint32_t **epochsp, size_t
     pthread_mutex_lock(&h->lock);
     q = cb_held_find_locked(h, id);
     if (q) {
+        size_t n;
         asked = q->flags & CB_EPOCHS;
-        cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
-        if (asked && q->state != CB_REQUEST_SENT && view.gen == CB_ID_GEN(id) && view.epochs) {
+        if (asked && look(h, q, &view, &n) && view.epochs) {
             *epochsp = view.epochs;
-            *np = n_told(q, &view);
+            *np = n;
         }
     }
     pthread_mutex_unlock(&h->lock);
@@ -104,13 +110,13 @@ static int logprobs_of(struct cb_handle *h, uint64_t id, bool of_prompt, const f
     pthread_mutex_lock(&h->lock);
     q = cb_held_find_locked(h, id);
     if (q) {
+        size_t n;
         asked = q->flags & (of_prompt ? CB_PROMPT_LOGPROBS : CB_LOGPROBS);
-        cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
-        if (asked && q->state != CB_REQUEST_SENT && view.gen == CB_ID_GEN(id)) {
+        if (asked && look(h, q, &view, &n)) {
             *logprobsp = of_prompt ? view.prompt_logprobs : view.logprobs;
             if (topp)
                 *topp = (const void *)(of_prompt ? view.prompt_top : view.top);
-            *np = !*logprobsp ? 0 : of_prompt ? view.n_prompt : n_told(q, &view);
+            *np = !*logprobsp ? 0 : of_prompt ? view.n_prompt : n;
         }
     }
     pthread_mutex_unlock(&h->lock);
@@ -131,7 +137,7 @@ int cb_prompt_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp
     return logprobs_of(h, id, true, logprobsp, topp, np);
 }
 
-void cb_fill_result_locked(struct cb_handle *h, const struct cb_held *q, struct cb_result *result)
+void cb_fill_result_locked(struct cb_handle *h, struct cb_held *q, struct cb_result *result)
 {
     struct cb_slot_view view;
     uint64_t id = atomic_load_explicit(&q->id, memory_order_relaxed);
@@ -145,10 +151,9 @@ void cb_fill_result_locked(struct cb_handle *h, const struct cb_held *q, struct 
     result->predicted_start_ns = (uint64_t)q->start_us * 1000;
     result->predicted_finish_ns = (uint64_t)q->finish_us * 1000;
     result->n_prompt = q->n_prompt;
-    result->n_generated = q->n_seen;
+    result->n_generated = cb_count_locked(h, q);
     result->ids = q->ids;
-    cb_lane_client_slot(h->lane, CB_ID_SLOT(id), &view);
-    if (!q->ids || view.gen != CB_ID_GEN(id))
+    if (!q->ids || !cb_view_locked(q, &view))
         return;
     if (q->state == CB_REQUEST_RUNNING)
         result->n_generated = view.emitted;

@@ -210,8 +210,7 @@ static void read_prompt(struct batch *b, size_t prompt_idx)
 static uint32_t family_of(const struct batch *b, size_t i)
 {
     size_t prompt_idx = b->made->v[i].prompt_idx;
-    uint32_t n = 1, most = b->h->geometry.n_slots < CB_CHILDREN_MAX ? b->h->geometry.n_slots
-                                                                    : CB_CHILDREN_MAX;
+    uint32_t n = 1, most = b->h->n_held < CB_CHILDREN_MAX ? b->h->n_held : CB_CHILDREN_MAX;
     while (n < most && !b->items[i].is_alone && i + n < b->n &&
            b->made->v[i + n].prompt_idx == prompt_idx && b->items[i + n].state == WAITS &&
            !b->items[i + n].is_alone)

@@ -1,7 +1,7 @@
 /* client/cancel.c - asks that a request end, from anywhere.
  *
  * A signal may have interrupted this very thread while it held the lock, so nothing here takes it:
- * slot and generation are read off the id, the lane's cancel word is changed by compare-and-swap,
+ * the request's place is one word, the lane's cancel word is changed by compare-and-swap,
  * and the bell is one send. No message is kept either: thread-local memory may not exist yet. errno
  * is the interrupted code's and stays as it was. */
 #include "client/internal.h"
@@ -14,17 +14,24 @@ int cb_cancel(struct cb_handle *h, uint64_t id)
     int r = cb_enter(h), saved = errno;
     if (r)
         return r;
-    if (CB_ID_SLOT(id) >= h->geometry.n_slots || !id)
+    if (CB_ID_IDX(id) >= h->n_held || !id)
         return CB_NOT_FOUND;
-    q = &h->held[CB_ID_SLOT(id)];
+    q = &h->held[CB_ID_IDX(id)];
     if (atomic_load_explicit(&q->id, memory_order_acquire) != id)
         return CB_NOT_FOUND;
     r = atomic_load_explicit(&h->lost, memory_order_relaxed);
     if (r)
         return r;
-    atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
-    if (cb_lane_client_cancel(h->lane, CB_ID_SLOT(id), CB_ID_GEN(id)) & CB_LANE_RING)
-        r = cb_send_bell(h) ? CB_LOST : 0;
+    /* The mark, then a look at the place: who sends it to another daemon sets the place, then looks at
+     * the mark. One of the two sees the other. */
+    atomic_store(&q->cancel_id, id);
+    (void)cb_link_enter(h);
+    uint64_t place = atomic_load(&q->place);
+    const struct cb_link *link = h->link; /* in this order: no older than the place */
+    if (place && link->serial == CB_PLACE_SERIAL(place) &&
+        cb_lane_client_cancel(link->lane, CB_PLACE_SLOT(place), CB_PLACE_GEN(place)) & CB_LANE_RING)
+        r = cb_send_bell(link) && !h->reconnect ? CB_LOST : 0;
+    cb_link_leave(h);
     errno = saved;
     return r;
 }

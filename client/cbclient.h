@@ -70,7 +70,7 @@ enum cb_status {
     CB_OK = 0,
     CB_BUSY = -1,      /* no free slot, ring entry or arena space now: poll, release, try again */
     CB_NO_DAEMON = -2, /* cb_open: no daemon serves this instance */
-    CB_LOST = -3,      /* the daemon is gone: open a new handle */
+    CB_LOST = -3,      /* the daemon is gone: open a new handle, or see cb_options.resume */
     CB_DENIED = -4,    /* not allowed for this user */
     CB_FORKED = -5,    /* the handle belongs to the parent process */
     CB_TIMEOUT = -6,
@@ -201,6 +201,10 @@ struct cb_options {
     uint64_t pool_bytes;  /* for results, 4 bytes a token; 0: default (1 MiB) */
     const uint32_t *trusted_uids; /* owners of a daemon to accept besides root and oneself */
     size_t n_trusted_uids;
+    uint32_t resume;       /* 1: it outlives its daemon, see below; 0, the default: it does not */
+    uint32_t reconnect_ms; /* how long to look for the next one; 0: 30000 */
+    uint32_t resume_max;   /* how often to send one request again; 0: 5 */
+    uint32_t zero;
 };
 
 static inline void cb_options_init(struct cb_options *options)
@@ -230,7 +234,8 @@ struct cb_info {
     uint32_t has_chat;                /* 1: cb_chat works */
     uint64_t arena_bytes, pool_bytes; /* granted */
     uint64_t wake_missed;             /* results found late, without a wake; a fault, if not 0 */
-    uint64_t reserved[7];
+    uint64_t n_reconnects;            /* daemons that it has outlived */
+    uint64_t reserved[6];
 };
 #define CB_NO_TOKEN 0xffffffffu
 
@@ -261,6 +266,9 @@ CB_API int cb_info(struct cb_handle *h, struct cb_info *info);
 #define CB_RAW_LOGPROBS       0x400u
 #define CB_EPOCHS             0x2000u /* record whose weights made each token: cb_epochs */
 #define CB_PROMPT_LOGPROBS    0x800u  /* of the prompt's tokens, always raw: cb_prompt_logprobs */
+/* On a handle with cb_options.resume: it goes on with the next daemon where this one left it. */
+#define CB_RESUMABLE 0x4000u
+#define CB_RESTART   0x8000u /* with it: and begins anew where it can't go on */
 
 struct cb_string {
     const char *bytes;
@@ -284,6 +292,8 @@ enum cb_event_type {
     CB_EVENT_TOKENS = 1,
     CB_EVENT_END = 2,
     CB_EVENT_REJECTED = 3, /* the daemon refused it: status and detail say why. Also an end */
+    CB_EVENT_RESTARTED =
+        4, /* CB_RESTART: all there was of it is void; its tokens begin at index 0 */
 };
 
 /* Why a request ended. */
@@ -522,6 +532,27 @@ CB_API int cb_pause(struct cb_handle *h, int64_t timeout_ms);
 
 /* Takes one pause back. 0; CB_NOT_PAUSED: each was taken back; CB_INVALID CB_FORKED. */
 CB_API int cb_resume(struct cb_handle *h);
+
+/* ---- outliving the daemon -------------------------------------------------------------------- */
+
+/* A handle with cb_options.resume is not lost with its daemon. Whoever polls or waits looks for the
+ * next one, for reconnect_ms (at 20 ms, then at longer and longer intervals up to 2 s), and until it is
+ * there cb_submit gives CB_BUSY; cb_poll and calls with timeout 0 wait at most 100 ms for its answer,
+ * in event loops not at all. Only when none is found, or one that has less to offer, is the handle
+ * lost.
+ *
+ * Requests without CB_RESUMABLE end with the daemon as ever: CB_LOST, or CB_STOPPED. Those with it wait,
+ * and are sent to the next one in the order in which they were submitted: with the same model and
+ * arithmetic each goes on with the very token that comes next, greedy or sampled, and the application
+ * sees nothing of it but a pause. What events and calls have given stays where it is until cb_release;
+ * what they give later may lie elsewhere. Times are since the first acceptance, as far as can be told.
+ *
+ * One whose model or arithmetic is another now ends with CB_END_ERROR and CB_CHANGED; with CB_RESTART
+ * it begins anew, at index 0, and with an event CB_EVENT_RESTARTED: what there was of it, its text
+ * included, is void. One that was sent resume_max times ends with CB_LOST, lest it be what kills
+ * daemon after daemon. If the vocabulary is another, nothing can go on: all end with CB_CHANGED, and
+ * the handle is lost. Cancels and deadlines work meanwhile. A daemon that drains ends what it has
+ * taken in; one that is stopped hard leaves it for the next. */
 
 /* ---- event loops (CB_KIND_EVENT_LOOP) -------------------------------------------------------- */
 

@@ -33,7 +33,7 @@ static const char *name_of(const struct cb_options *options)
     return options->name ? options->name : program_invocation_short_name;
 }
 
-static int send_hello(const struct cb_handle *h, const struct cb_options *options)
+int cb_connect_hello(int sock, const struct cb_options *options)
 {
     struct cb_hello hello = {
         .head = {CB_RECORD_MAGIC, CB_RECORD_HELLO, 0},
@@ -43,21 +43,22 @@ static int send_hello(const struct cb_handle *h, const struct cb_options *option
         .word_size = CB_WORD_SIZE,
         .endian = CB_ENDIAN,
         .n_slots = options->n_slots,
-        .wake = h->kind == CB_KIND_EVENT_LOOP ? CB_WAKE_SOCKET : CB_WAKE_FUTEX,
+        .wake = options->kind == CB_KIND_EVENT_LOOP ? CB_WAKE_SOCKET : CB_WAKE_FUTEX,
         .arena_bytes = options->arena_bytes,
         .pool_bytes = options->pool_bytes,
     };
     snprintf(hello.libc, sizeof(hello.libc), "glibc-%s", gnu_get_libc_version());
     snprintf(hello.name, sizeof(hello.name), "%s", name_of(options));
     /* Who hung up already may have said why: that is read next. */
-    if (send(h->sock, &hello, sizeof(hello), MSG_NOSIGNAL) < 0 && errno != EPIPE &&
+    if (send(sock, &hello, sizeof(hello), MSG_NOSIGNAL) < 0 && errno != EPIPE &&
         errno != ECONNRESET)
         return cb_fail_errno("sending HELLO", errno);
     return 0;
 }
 
-/* One record with its descriptors, of which fds[] gets up to N_DESCRIPTORS, the rest -1. */
-static int receive(int sock, void *record, int fds[N_DESCRIPTORS])
+/* One record with its descriptors, of which fds[] gets up to N_DESCRIPTORS, the rest -1. CB_TIMEOUT:
+ * none came for so long. */
+static int receive(int sock, int wait_ms, void *record, int fds[N_DESCRIPTORS])
 {
     union {
         struct cmsghdr align;
@@ -74,8 +75,8 @@ static int receive(int sock, void *record, int fds[N_DESCRIPTORS])
     for (int i = 0; i < N_DESCRIPTORS; i++)
         fds[i] = -1;
     for (;;) {
-        if (!cb_await_answer(sock, HANDSHAKE_MS))
-            return cb_fail_silent(sock, HANDSHAKE_MS / 1000);
+        if (!cb_await_answer(sock, wait_ms))
+            return CB_TIMEOUT;
         n = recvmsg(sock, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
         /* ECONNRESET, told once: it closed without reading HELLO. A refusal may lie behind it. */
         if (n >= 0 || (errno != EAGAIN && errno != EINTR && errno != ECONNRESET))
@@ -99,10 +100,11 @@ static int receive(int sock, void *record, int fds[N_DESCRIPTORS])
 }
 
 /* REFUSED in words: its status with its numbers. */
-static int refused(const void *record)
+static int refused(const void *record, uint32_t detail[2])
 {
     struct cb_refused r;
     memcpy(&r, record, sizeof(r));
+    memcpy(detail, r.detail, sizeof(r.detail));
     if (r.status >= 0)
         return cb_fail_at("the daemon's refusal", CB_BAD_RECORD, 0, 0);
     return cb_fail_at(r.status == CB_SYSTEM ? "the daemon refused, its log says why"
@@ -120,7 +122,8 @@ static int check_welcome(const struct cb_welcome *w)
     if (w->features & ~CB_FEATURES) /* these were offered */
         return cb_fail_at("WELCOME's features", CB_BAD_RECORD, 0, 0);
     if (w->defaults & ~(w->features & CB_FEATURE_DEFAULTS ? CB_DEFAULTS : 0u) ||
-        (w->seed && !(w->defaults & CB_DEFAULT_SEED)))
+        (w->seed && !(w->defaults & CB_DEFAULT_SEED)) ||
+        (w->weight_epoch && !(w->features & CB_FEATURE_RESUME)))
         return cb_fail_at("WELCOME's defaults", CB_BAD_RECORD, 0, 0);
     if (cb_geometry_check(&w->geometry) || w->vocab_bytes > (uint64_t)1 << 40)
         return cb_fail_at("WELCOME's geometry", CB_BAD_RECORD, 0, 0);
@@ -137,82 +140,151 @@ static int map(struct cb_segment *s, int fd, size_t bytes, int writable)
     return r == -ENOMEM ? CB_NO_MEMORY : CB_BAD_RECORD;
 }
 
-static int attach(struct cb_handle *h, const struct cb_welcome *w, const int fds[N_DESCRIPTORS])
+/* The lane of a link that has its geometry. */
+static int map_lane(struct cb_link *link, const int fds[N_DESCRIPTORS])
 {
-    const struct cb_geometry *g = &h->geometry;
-    const struct cb_down_fixed *fixed;
-    size_t name_bytes, lane_bytes;
+    const struct cb_geometry *g = &link->geometry;
+    size_t lane_bytes = (cb_lane_client_bytes(g) + 127u) & ~(size_t)127u;
     struct cb_piece *pieces;
-    int r;
-
-    h->geometry = w->geometry;
-    h->lane_id = w->lane_id;
-    h->features = w->features;
-    h->defaults = w->defaults;
-    if (w->defaults & CB_DEFAULT_SEED)
-        h->seed_state = w->seed;
-    for (int i = 0; i < N_DESCRIPTORS; i++)
-        if (fds[i] < 0)
-            return cb_fail_at("WELCOME's descriptors", CB_BAD_RECORD, 0, 0);
-    r = map(&h->up, fds[0], g->up_bytes, 1);
+    int r = map(&link->up, fds[0], g->up_bytes, 1);
     if (!r)
-        r = map(&h->down, fds[1], g->down_bytes, 0);
-    if (!r)
-        r = map(&h->vocab_segment, fds[3], w->vocab_bytes, 0);
+        r = map(&link->down, fds[1], g->down_bytes, 0);
     if (r)
         return r;
-    if (cb_vocab_attach(&h->vocab, h->vocab_segment.base, h->vocab_segment.bytes))
-        return cb_fail_at("the daemon's vocabulary", CB_BAD_RECORD, 0, 0);
-
-    lane_bytes = (cb_lane_client_bytes(g) + 127u) & ~(size_t)127u;
-    h->lane_memory = aligned_alloc(128, lane_bytes);
+    link->lane_memory = aligned_alloc(128, lane_bytes);
+    link->of_slot = calloc(g->n_slots, sizeof(*link->of_slot));
     pieces = calloc(g->n_slots, sizeof(*pieces));
-    h->held = calloc(g->n_slots, sizeof(*h->held));
-    name_bytes = h->vocab.name_bytes;
-    h->model_name = calloc(1, name_bytes + 1);
-    if (!h->lane_memory || !pieces || !h->held || !h->model_name) {
+    if (!link->lane_memory || !pieces || !link->of_slot) {
         free(pieces);
         return cb_fail(CB_NO_MEMORY);
     }
-    memset(h->lane_memory, 0, lane_bytes);
-    memcpy(h->model_name, h->vocab.name, name_bytes);
-    cb_arena_init(&h->arena, pieces, g->n_slots, g->up_arena_bytes, 8);
-    r = cb_lane_client_init(&h->lane, h->lane_memory, g, h->up.base, h->down.base);
-    fixed = h->down.base;
-    if (r || fixed->lane_id != w->lane_id ||
-        memcmp(fixed->boot_id, w->boot_id, sizeof(w->boot_id)) != 0)
+    memset(link->lane_memory, 0, lane_bytes);
+    cb_arena_init(&link->arena, pieces, g->n_slots, g->up_arena_bytes, 8);
+    r = cb_lane_client_init(&link->lane, link->lane_memory, g, link->up.base, link->down.base);
+    const struct cb_down_fixed *fixed = link->down.base;
+    if (r || fixed->lane_id != link->lane_id ||
+        memcmp(fixed->boot_id, link->boot_id, sizeof(link->boot_id)) != 0)
         return cb_fail_at("the lane's head", CB_BAD_RECORD, 0, 0);
-    h->spin_ns = (uint64_t)w->spin_us * 1000u;
-    if (h->spin_ns > SPIN_NS_MAX)
-        h->spin_ns = SPIN_NS_MAX;
-    if (sysconf(_SC_NPROCESSORS_ONLN) <= 2) /* spinning would take the daemon's own core */
-        h->spin_ns = 0;
     return 0;
 }
 
-int cb_connect_shake_hands(struct cb_handle *h, const struct cb_options *options)
+/* The handle's vocabulary, if it has none yet, or the very same again. */
+static int take_vocab(struct cb_handle *h, int fd, uint64_t bytes)
+{
+    struct cb_segment s = {0};
+    int r = map(&s, fd, bytes, 0);
+    if (r)
+        return r;
+    if (h->vocab_segment.base) {
+        bool same =
+            bytes == h->vocab_segment.bytes && !memcmp(s.base, h->vocab_segment.base, bytes);
+        cb_segment_unmap(&s);
+        return same ? 0 : cb_fail(CB_CHANGED);
+    }
+    h->vocab_segment = s;
+    if (cb_vocab_attach(&h->vocab, s.base, s.bytes))
+        return cb_fail_at("the daemon's vocabulary", CB_BAD_RECORD, 0, 0);
+    h->model_name = calloc(1, h->vocab.name_bytes + 1);
+    if (!h->model_name)
+        return cb_fail(CB_NO_MEMORY);
+    memcpy(h->model_name, h->vocab.name, h->vocab.name_bytes);
+    return 0;
+}
+
+static int attach(struct cb_handle *h, struct cb_link *link, const struct cb_welcome *w,
+                  const int fds[N_DESCRIPTORS])
+{
+    for (int i = 0; i < N_DESCRIPTORS; i++)
+        if (fds[i] < 0)
+            return cb_fail_at("WELCOME's descriptors", CB_BAD_RECORD, 0, 0);
+    link->geometry = w->geometry;
+    link->lane_id = w->lane_id;
+    link->features = w->features;
+    link->defaults = w->defaults;
+    link->seed = w->seed;
+    link->weight_epoch = w->weight_epoch;
+    memcpy(link->boot_id, w->boot_id, sizeof(w->boot_id));
+    memcpy(link->fingerprint, w->fingerprint, sizeof(w->fingerprint));
+    link->spin_ns = (uint64_t)w->spin_us * 1000u;
+    int r = map_lane(link, fds);
+    return r ? r : take_vocab(h, fds[3], w->vocab_bytes);
+}
+
+static int answer(struct cb_handle *h, struct cb_link *link, const struct cb_options *options,
+                  int wait_ms, uint32_t detail[2])
 {
     union {
         struct cb_welcome welcome;
         struct cb_record_head head;
     } record;
     int fds[N_DESCRIPTORS];
-    int r = send_hello(h, options);
-    if (r)
+    int r = receive(link->sock, wait_ms, &record, fds);
+    if (r == CB_TIMEOUT)
         return r;
-    r = receive(h->sock, &record, fds);
     if (!r && record.head.magic == CB_RECORD_MAGIC && record.head.type == CB_RECORD_REFUSED)
-        r = refused(&record);
+        r = refused(&record, detail);
     else if (!r)
         r = check_welcome(&record.welcome);
     if (!r)
-        r = attach(h, &record.welcome, fds);
+        r = attach(h, link, &record.welcome, fds);
     for (int i = 0; i < N_DESCRIPTORS; i++)
         if (fds[i] >= 0)
             close(fds[i]);
     if (r)
         return r;
-    cb_lane_client_set_name(h->lane, name_of(options));
-    r = cb_doorbell_send(h->sock, CB_RECORD_READY);
+    cb_lane_client_set_name(link->lane, name_of(options));
+    r = cb_doorbell_send(link->sock, CB_RECORD_READY);
     return r ? cb_fail_at("the daemon hung up during the handshake", CB_LOST, 0, 0) : 0;
+}
+
+int cb_connect_answer(struct cb_handle *h, int sock, const struct cb_options *options, int wait_ms,
+                      struct cb_link **linkp, uint32_t detail[2])
+{
+    struct cb_link *link = calloc(1, sizeof(*link));
+    int r;
+    detail[0] = detail[1] = 0;
+    if (!link)
+        return cb_fail(CB_NO_MEMORY);
+    link->sock = sock;
+    r = answer(h, link, options, wait_ms, detail);
+    if (r) {
+        link->sock = -1; /* it is still the caller's */
+        cb_link_free(link, false);
+        return r;
+    }
+    *linkp = link;
+    return 0;
+}
+
+int cb_connect_first(struct cb_handle *h, int sock, const struct cb_options *options)
+{
+    struct cb_link *link;
+    uint32_t detail[2];
+    int r = cb_connect_hello(sock, options);
+    if (!r)
+        r = cb_connect_answer(h, sock, options, HANDSHAKE_MS, &link, detail);
+    if (r == CB_TIMEOUT)
+        r = cb_fail_silent(sock, HANDSHAKE_MS / 1000);
+    if (r) {
+        close(sock);
+        return r;
+    }
+    link->serial = 1;
+    h->link = link;
+    h->features = link->features;
+    h->defaults = link->defaults;
+    if (link->defaults & CB_DEFAULT_SEED)
+        h->seed_state = link->seed;
+    h->n_vocab = link->geometry.n_vocab;
+    h->n_context = link->geometry.n_context;
+    h->arena_bytes = link->geometry.up_arena_bytes;
+    h->pool_bytes = link->geometry.down_pool_bytes;
+    h->n_held = link->geometry.n_slots;
+    h->held = calloc(h->n_held, sizeof(*h->held));
+    if (!h->held)
+        return cb_fail(CB_NO_MEMORY);
+    h->spin_ns = link->spin_ns < SPIN_NS_MAX ? link->spin_ns : SPIN_NS_MAX;
+    if (sysconf(_SC_NPROCESSORS_ONLN) <= 2) /* spinning would take the daemon's own core */
+        h->spin_ns = 0;
+    return 0;
 }

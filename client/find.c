@@ -126,13 +126,13 @@ static bool trusted(uid_t uid, const struct cb_options *options)
     return false;
 }
 
-/* Connects to run_dir/instance/sock: a descriptor. */
+/* Connects to run_dir/instance/sock: a descriptor. *arg: ns to wait for room in its backlog. */
 static int look_for_socket(const char *run_dir, const struct cb_options *options, void *arg)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     int n = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s/sock", run_dir,
                      instance_of(options));
-    (void)arg;
+    const uint64_t *patience_ns = arg;
     if (n < 0 || (size_t)n >= sizeof(address.sun_path))
         return cb_fail_at("the path of the run directory is too long for a socket", CB_INVALID, 0,
                           0);
@@ -140,7 +140,7 @@ static int look_for_socket(const char *run_dir, const struct cb_options *options
     if (sock < 0)
         return cb_fail_errno("socket", errno);
 
-    uint64_t end = cb_now_ns() + BACKLOG_NS;
+    uint64_t end = cb_now_ns() + *patience_ns;
     int r = connect(sock, (struct sockaddr *)&address, sizeof(address));
     while (r && errno == EAGAIN && cb_now_ns() < end) { /* its backlog is full */
         sleep_ns(1000000);
@@ -171,9 +171,9 @@ int cb_find_socket(const struct cb_options *options)
     int r = instance_check(options);
     if (r)
         return r;
-    uint64_t begin = cb_now_ns();
+    uint64_t begin = cb_now_ns(), patience_ns = BACKLOG_NS;
     for (;;) {
-        r = look_everywhere(options, look_for_socket, NULL);
+        r = look_everywhere(options, look_for_socket, &patience_ns);
         if (r != CB_NO_DAEMON || !options->wait_ms)
             return r;
         uint64_t waited = cb_now_ns() - begin, all = (uint64_t)options->wait_ms * 1000000u;
@@ -182,6 +182,12 @@ int cb_find_socket(const struct cb_options *options)
         sleep_ns(options->wait_ms > 0 && all - waited < LOOK_AGAIN_NS ? all - waited
                                                                       : LOOK_AGAIN_NS);
     }
+}
+
+int cb_find_socket_now(const struct cb_options *options)
+{
+    uint64_t patience_ns = 0;
+    return look_everywhere(options, look_for_socket, &patience_ns);
 }
 
 /* ---- the STATUS page ------------------------------------------------------------------------- */

@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/reconnect.h"
+#include "client/record.h"
 #include "shm/doorbell.h"
 
 static_assert((int)CB_END_EOS == CB_FINISH_EOS && (int)CB_END_STOP == CB_FINISH_STOP &&
@@ -67,6 +69,8 @@ static int take_options(struct cb_options *mine, const struct cb_options *given)
         return cb_fail_at("cb_options.kind", CB_INVALID, 0, 0);
     if (mine->n_slots > CB_SLOTS_MAX)
         return cb_fail_at("cb_options.n_slots, of which 4096 are the most", CB_INVALID, 0, 0);
+    if (mine->resume > 1)
+        return cb_fail_at("cb_options.resume", CB_INVALID, 0, 0);
     if (mine->wait_ms < -1)
         return cb_fail_at("cb_options.wait_ms", CB_INVALID, 0, 0);
     return 0;
@@ -88,7 +92,6 @@ int cb_open(struct cb_handle **handlep, const struct cb_options *given)
         return cb_fail(CB_NO_MEMORY);
     pthread_mutex_init(&h->lock, NULL);
     pthread_mutex_init(&h->text_lock, NULL);
-    h->sock = -1;
     h->kind = options.kind;
     h->wait_mode = options.wait_mode;
 
@@ -97,9 +100,11 @@ int cb_open(struct cb_handle **handlep, const struct cb_options *given)
         h->seed_state = cb_now_ns() ^ (uint64_t)(uintptr_t)h;
     r = make_alive(h);
     if (!r) {
-        h->sock = cb_find_socket(&options);
-        r = h->sock < 0 ? h->sock : cb_connect_shake_hands(h, &options);
+        int sock = cb_find_socket(&options);
+        r = sock < 0 ? sock : cb_connect_first(h, sock, &options);
     }
+    if (!r && options.resume)
+        r = cb_reconnect_new(h, &options);
     if (r)
         cb_close(h);
     else
@@ -116,21 +121,22 @@ void cb_close(struct cb_handle *h)
     /* The child of a fork has no mappings of the lane, but a copy of the descriptor and the
      * heap. */
     child = h->alive && !*h->alive;
-    if (h->sock >= 0) {
-        if (!child && h->lane)
-            cb_doorbell_send(h->sock, CB_RECORD_BYE);
-        close(h->sock);
+    struct cb_link *link = h->link;
+    if (!child && link && link->sock >= 0)
+        cb_doorbell_send(link->sock, CB_RECORD_BYE);
+    h->reconnect = cb_reconnect_free(h->reconnect);
+    cb_link_free(link, child);
+    for (struct cb_link *next; (link = h->older) != NULL; h->older = next) {
+        next = link->older;
+        cb_link_free(link, child);
     }
-    if (!child) {
-        cb_segment_unmap(&h->up);
-        cb_segment_unmap(&h->down);
+    if (!child)
         cb_segment_unmap(&h->vocab_segment);
-    }
-    for (uint32_t i = 0; h->held && i < h->geometry.n_slots; i++)
+    for (uint32_t i = 0; h->held && i < h->n_held; i++) {
         cb_text_free(h->held[i].text);
+        cb_record_free(h->held[i].record);
+    }
     cb_words_fini(h);
-    free(h->arena.held);
-    free(h->lane_memory);
     free(h->held);
     free(h->model_name);
     if (h->alive)
@@ -147,17 +153,19 @@ int cb_info(struct cb_handle *h, struct cb_info *info)
         return cb_fail(r ? r : CB_INVALID);
     memset(info, 0, sizeof(*info));
     info->model = h->model_name;
-    info->n_vocab = h->geometry.n_vocab;
-    info->n_context = h->geometry.n_context;
+    info->n_vocab = h->n_vocab;
+    info->n_context = h->n_context;
     info->bos = h->vocab.header->bos;
     info->eos = h->vocab.header->eos;
     info->eot = h->vocab.header->eot;
-    info->n_slots = h->geometry.n_slots;
-    info->lane_id = h->lane_id;
+    info->n_slots = h->n_held;
     info->has_chat = h->vocab.template_bytes > 0;
-    info->arena_bytes = h->geometry.up_arena_bytes;
-    info->pool_bytes = h->geometry.down_pool_bytes;
     pthread_mutex_lock(&h->lock);
+    const struct cb_link *link = h->link;
+    info->lane_id = link->lane_id;
+    info->arena_bytes = link->geometry.up_arena_bytes;
+    info->pool_bytes = link->geometry.down_pool_bytes;
+    info->n_reconnects = h->n_reconnects;
     info->wake_missed = h->wake_missed;
     pthread_mutex_unlock(&h->lock);
     return 0;

@@ -24,6 +24,7 @@
 #include "shm/vocab.h"
 
 struct cb_text;              /* text.c: a request's text so far */
+struct cb_record;            /* record.h: what it takes to send a request again */
 struct cb_tokenizer;         /* text/tokenizer.h */
 struct cb_tokenizer_scratch; /* likewise */
 
@@ -31,21 +32,49 @@ enum cb_request_state {
     CB_REQUEST_FREE = 0,
     CB_REQUEST_SENT = 1,     /* not yet taken in by the daemon: its arena piece is in use */
     CB_REQUEST_RUNNING = 2,  /* accepted */
-    CB_REQUEST_ENDED = 3,    /* its end is known, if perhaps not yet told */
-    CB_REQUEST_REJECTED = 4, /* likewise */
+    CB_REQUEST_AWAY = 3,     /* its daemon died: it is to be sent to the next one */
+    CB_REQUEST_ENDED = 4,    /* its end is known, if perhaps not yet told */
+    CB_REQUEST_REJECTED = 5, /* likewise */
 };
 
-/* An id is wraps << 36 | generation << 12 | slot: never 0, never used again. So a signal handler
- * gets slot and generation from the id alone, and a late cancel can't hit the slot's next
- * request. */
-#define CB_ID_SLOT(id) ((uint32_t)((id)&0xfffu))
-#define CB_ID_GEN(id)  ((uint32_t)((id) >> 12 & CB_GEN_MASK))
+/* An id is wraps << 36 | number << 12 | index in h->held: never 0, never used again. */
+#define CB_ID_IDX(id)    ((uint32_t)((id)&0xfffu))
+#define CB_ID_NUMBER(id) ((uint32_t)((id) >> 12 & CB_GEN_MASK))
 
-/* A request, one for each slot. */
+/* Where a request runs, in one word for cb_cancel: the link's serial number << 36 | generation << 12 |
+ * slot. 0: nowhere. So a late cancel can't hit the slot's next request, nor another lane's. */
+#define CB_PLACE_SLOT(place)   ((uint32_t)((place)&0xfffu))
+#define CB_PLACE_GEN(place)    ((uint32_t)((place) >> 12 & CB_GEN_MASK))
+#define CB_PLACE_SERIAL(place) ((uint32_t)((place) >> 36))
+
+/* A connection to a daemon, and the lane that came with it. A handle has one at a time; one whose
+ * daemon is gone stays mapped for as long as a request has results there that may be looked at. */
+struct cb_link {
+    uint32_t serial; /* from 1, counting the handle's */
+    int sock;        /* -1: closed */
+    struct cb_geometry geometry;
+    uint32_t lane_id, weight_epoch, defaults;
+    uint64_t features; /* agreed: shm/control.h */
+    uint64_t fingerprint[2], boot_id[2], seed, spin_ns;
+    struct cb_segment up, down;
+    struct cb_lane_client *lane;
+    void *lane_memory;
+    struct cb_arena arena;
+    struct cb_held **of_slot; /* [geometry.n_slots] whose it is; NULL: nobody's */
+    uint32_t n_threads;       /* that look at it without the lock */
+    uint32_t n_requests;      /* that were sent here first */
+    struct cb_link *older;    /* in the handle's list of those that are gone */
+};
+
+/* A request. */
 struct cb_held {
     _Atomic uint64_t id;        /* 0: free. Stored under the lock; cb_cancel loads it without */
     _Atomic uint64_t cancel_id; /* == id: cancel was asked for. Without the lock */
-    uint64_t last_id;           /* the slot's latest */
+    _Atomic uint64_t place;     /* CB_PLACE; stored under the lock */
+    uint64_t last_id;           /* of this index, the latest */
+    struct cb_link *link;       /* where its slot is; NULL: in none */
+    struct cb_link *home; /* where it was sent first: what was told lies there until its release */
+    uint32_t slot, gen;   /* of link */
     enum cb_request_state state;
     uint32_t flags; /* cb_request.flags */
     bool abandoned; /* released before its end */
@@ -63,9 +92,13 @@ struct cb_held {
     uint32_t end;                 /* enum cb_end */
     int32_t status;
     uint32_t detail[2];
-    const uint32_t *ids;   /* in DOWN */
-    const uint64_t *times; /* likewise, or NULL */
-    struct cb_text *text;  /* NULL until needed; the caller of cb_text's */
+    const uint32_t *ids;      /* in DOWN */
+    const uint64_t *times;    /* likewise, or NULL */
+    struct cb_record *record; /* NULL: it ends with its daemon */
+    uint32_t n_restarts;      /* how often it began anew */
+    bool is_restart_told;     /* the last of them */
+    struct cb_held *later;    /* in h->away_first: to be sent behind this one */
+    struct cb_text *text;     /* NULL until needed; the caller of cb_text's */
     cb_handler_fn *handler;
     void *handler_arg;
     struct cb_group *group;      /* NULL: none */
@@ -109,22 +142,26 @@ enum cb_stop_level { CB_STOP_NOT, CB_STOP_FLUSHES, CB_STOP_CUTS };
 struct cb_handle {
     /* constant after cb_open */
     const volatile unsigned char *alive; /* 1; the kernel makes it 0 in a forked child */
-    int sock;
     uint32_t kind, wait_mode;
     uint64_t spin_ns;
-    struct cb_geometry geometry;
-    uint32_t lane_id;
-    uint64_t features; /* agreed: shm/control.h */
+    uint32_t n_held, n_vocab, n_context;
+    uint64_t arena_bytes, pool_bytes; /* granted, as n_held slots were */
+    uint64_t features; /* agreed: shm/control.h. Every further daemon has these too */
     uint32_t defaults; /* of requests that do not say: likewise */
-    struct cb_segment up, down, vocab_segment;
+    struct cb_segment vocab_segment;
     struct cb_vocab vocab;
     char *model_name;
+    struct cb_reconnect *reconnect; /* reconnect.c; NULL: it does not */
 
     pthread_mutex_t lock;
-    struct cb_lane_client *lane;
-    void *lane_memory;
-    struct cb_arena arena;
-    struct cb_held *held; /* [n_slots] */
+    struct cb_link *_Atomic link; /* stored under the lock; cb_cancel loads it without */
+    _Atomic uint32_t n_inside;    /* threads in cb_link_enter */
+    struct cb_link *older;        /* that are gone, and still mapped */
+    struct cb_held *held;         /* [n_held] */
+    struct cb_held *away_first;   /* to be sent again, in the order in which they were admitted */
+    uint64_t n_sent;              /* requests, ever */
+    uint32_t n_reconnects;
+    uint64_t resend_ns; /* not before; 0: at once */
     struct cb_ready ready, ready_handlers;
     struct cb_waiter *waiters;
     enum cb_stop_level stop;
@@ -134,6 +171,7 @@ struct cb_handle {
     bool leader_parked;
     pthread_t leader;         /* valid while leader_parked */
     _Atomic int lost;         /* 0, CB_LOST or CB_CLOSED; stored under the lock, for good */
+    bool is_away;             /* the daemon is gone, and another one is looked for */
     _Atomic uint32_t n_moves; /* counts what became ready; spinners watch it without the lock */
     uint64_t life_seen_ns;    /* coarse clock: when the daemon last showed life */
     uint64_t wake_missed;     /* results that only the safety net found */
@@ -171,6 +209,8 @@ uint64_t cb_now_coarse_ns(void); /* to a few ms, in a few ns */
 
 /* A socket to a trusted daemon, waiting for one as the options say; or a status, kept. */
 int cb_find_socket(const struct cb_options *options);
+/* The same with one look, which waits for nothing. */
+int cb_find_socket_now(const struct cb_options *options);
 
 struct cb_found_status {
     struct cb_segment page; /* read with shm/stats.h; cb_segment_unmap when done */
@@ -194,9 +234,35 @@ int cb_fail_silent(int sock, unsigned waited_s);
 
 /* ---- connect.c ------------------------------------------------------------------------------- */
 
-/* HELLO to READY over h->sock: maps and fills what is constant in the handle, and its lane. 0 or a
- * status, kept; cb_close undoes a half-made handle. */
-int cb_connect_shake_hands(struct cb_handle *h, const struct cb_options *options);
+/* HELLO to READY over a socket, which is taken over: the handle's first link, and what is constant in
+ * the handle. 0 or a status, kept; cb_close undoes a half-made handle. */
+int cb_connect_first(struct cb_handle *h, int sock, const struct cb_options *options);
+
+/* The same in pieces, for who may not wait: HELLO over a socket. 0 or a status, kept. */
+int cb_connect_hello(int sock, const struct cb_options *options);
+/* Waits up to wait_ms for the answer: 0 and *linkp, which has taken the socket over, READY being sent;
+ * CB_TIMEOUT: not yet; or a status, kept, with detail[2]. CB_CHANGED: the vocabulary is another than
+ * the handle's. */
+int cb_connect_answer(struct cb_handle *h, int sock, const struct cb_options *options, int wait_ms,
+                      struct cb_link **linkp, uint32_t detail[2]);
+
+/* ---- link.c ---------------------------------------------------------------------------------- */
+
+struct cb_link *cb_link_free(struct cb_link *link, bool is_child); /* a fork's: no mappings */
+
+/* Nothing of the lane can be used: its daemon is gone, whether another one is looked for or not. */
+bool cb_gone_locked(const struct cb_handle *h);
+
+/* Without the lock, also in a signal handler: the link cannot go away until cb_link_leave. */
+struct cb_link *cb_link_enter(struct cb_handle *h);
+void cb_link_leave(struct cb_handle *h);
+
+/* Under the lock, by who is to look at it without: until cb_link_drop. */
+struct cb_link *cb_link_hold_locked(struct cb_handle *h);
+void cb_link_drop_locked(struct cb_handle *h, struct cb_link *link);
+
+/* Frees what nobody needs of those that are gone. */
+void cb_link_reap_locked(struct cb_handle *h);
 
 /* ---- submit.c -------------------------------------------------------------------------------- */
 
@@ -212,11 +278,21 @@ int cb_group_submit(struct cb_handle *h, struct cb_group *group, const struct cb
 /* The request with this id, neither free nor abandoned, or NULL. */
 struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
 
+/* Sends an entry whose prompt and options lie in the arena at arena_off, for the requests held[idx] and
+ * those behind it, one for each of its children. 0; CB_BUSY or CB_LOST, and the arena is released. Adds
+ * CB_LANE_RING to *ringp. */
+int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t arena_off,
+                   struct cb_held *first, int *ringp);
+/* Room in the arena for n ids, some more, and options behind them: 0 with *offp and the entry's offsets,
+ * or CB_BUSY: or there is no slot or ring entry. */
+int cb_room_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t option_bytes,
+                   uint64_t *offp);
+
 /* Gives the slot back to the daemon and forgets the request. Returns CB_LANE_RING or 0. */
 int cb_held_free_locked(struct cb_handle *h, struct cb_held *q);
 
-/* Sends a BELL: 0, or -errno: the daemon is gone. Async-signal-safe, any thread. */
-int cb_send_bell(struct cb_handle *h);
+/* Sends a BELL: 0, or -errno: the daemon is gone. Async-signal-safe, any thread in cb_link_enter. */
+int cb_send_bell(const struct cb_link *link);
 
 /* Likewise; without the lock. If the daemon is gone, marks the handle lost. */
 void cb_ring(struct cb_handle *h);
@@ -255,26 +331,52 @@ bool cb_led_by_other_locked(const struct cb_handle *h);
  * 0. */
 int cb_drain_locked(struct cb_handle *h);
 
-/* Looks at the socket for the daemon's death, at most every 50 ms without a sign of life. */
-void cb_life_locked(struct cb_handle *h, bool now);
+/* It runs, or has ended, as its slot says; sees: its tokens are there to be told. */
+void cb_admit_locked(struct cb_held *q, const struct cb_slot_view *view, bool sees);
+int cb_end_by_view_locked(struct cb_handle *h, struct cb_held *q, const struct cb_slot_view *view);
 
-/* The daemon is gone (CB_LOST) or has closed the lane (CB_CLOSED): every request that runs gets
- * what the slot table still holds, and an end (CB_STOPPED where the daemon said that it stops).
- * Wakes all. */
-void cb_lose_locked(struct cb_handle *h, int status);
+/* Its end is known. CB_LANE_RING or 0, as of the one above. */
+int cb_end_locked(struct cb_handle *h, struct cb_held *q, uint32_t end, int status);
 
-/* The safety net: what the slot table holds and no entry has told. */
-void cb_scan_locked(struct cb_handle *h);
+/* How many of its tokens are there now. */
+uint32_t cb_count_locked(struct cb_handle *h, struct cb_held *q);
+/* What its slot says, in whatever place that is now; false: nothing. */
+bool cb_view_locked(const struct cb_held *q, struct cb_slot_view *view);
 
 bool cb_has_event(const struct cb_held *q);
 void cb_unlist_locked(struct cb_handle *h, struct cb_held *q);
 void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q);
 
 /* What cb_result tells. */
-void cb_fill_result_locked(struct cb_handle *h, const struct cb_held *q, struct cb_result *result);
+void cb_fill_result_locked(struct cb_handle *h, struct cb_held *q, struct cb_result *result);
 
 /* Fills *event with the request's next one, which there is, and lists it again if there is more. */
 void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *event);
+
+/* ---- lost.c ---------------------------------------------------------------------------------- */
+
+/* Looks at the socket for the daemon's death, at most every 50 ms without a sign of life. */
+void cb_life_locked(struct cb_handle *h, bool now);
+
+/* The daemon is gone (CB_LOST) or has closed the lane (CB_CLOSED): every request that runs gets
+ * what the slot table still holds, and an end (CB_STOPPED where the daemon said that it stops), unless
+ * it is to go on with the next one. Wakes all. */
+void cb_lose_locked(struct cb_handle *h, int status);
+
+/* The next daemon was not found: what waits for it ends so, and nothing works any more. */
+void cb_give_up_locked(struct cb_handle *h, int status);
+
+/* Sends what waits, as far as there is room, before anything new. Adds CB_LANE_RING to *ringp. */
+void cb_resend_locked(struct cb_handle *h, int *ringp);
+/* Ends what waits and is cancelled, or too late. */
+void cb_sweep_locked(struct cb_handle *h);
+/* What was sent again was refused; or, for this reason, is not what it was: it ends or begins anew.
+ * CB_LANE_RING or 0. */
+int cb_refused_locked(struct cb_handle *h, struct cb_held *q, int status, const uint32_t detail[2]);
+int cb_changed_locked(struct cb_handle *h, struct cb_held *q);
+
+/* The safety net: what the slot table holds and no entry has told. */
+void cb_scan_locked(struct cb_handle *h);
 
 /* ---- wait.c ---------------------------------------------------------------------------------- */
 

@@ -6,8 +6,9 @@
 
 static void ask_locked(struct cb_handle *h, bool pause, int *ringp)
 {
-    h->is_paused = false; /* that was another one */
-    *ringp |= cb_lane_client_pause(h->lane, pause);
+    h->is_paused = false;   /* that was another one */
+    if (!cb_gone_locked(h)) /* else the next one is told */
+        *ringp |= cb_lane_client_pause(h->link->lane, pause);
 }
 
 static void resume_locked(struct cb_handle *h, int *ringp)

@@ -109,7 +109,7 @@ static int copy_sampling(const struct cb_request *request, uint32_t n_vocab, str
 
 int cb_wishes_init(struct cb_wishes *w, const struct cb_handle *h, const struct cb_request *request)
 {
-    uint32_t n_vocab = h->geometry.n_vocab, detail[2];
+    uint32_t n_vocab = h->n_vocab, detail[2];
     int r;
     memset(w, 0, sizeof(*w));
     r = copy_sampling(request, n_vocab, w);

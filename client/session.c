@@ -8,17 +8,19 @@
 
 static void cut_all_locked(struct cb_handle *h, int *ringp)
 {
-    for (uint32_t slot = 0; slot < h->geometry.n_slots; slot++) {
-        struct cb_held *q = &h->held[slot];
+    for (uint32_t i = 0; i < h->n_held; i++) {
+        struct cb_held *q = &h->held[i];
         uint64_t id = atomic_load_explicit(&q->id, memory_order_relaxed);
-        if (q->state != CB_REQUEST_SENT && q->state != CB_REQUEST_RUNNING)
+        if (q->state == CB_REQUEST_FREE || q->state >= CB_REQUEST_ENDED)
             continue;
         if (atomic_load_explicit(&q->cancel_id, memory_order_relaxed) == id)
             continue; /* its end is asked for */
         q->is_cut = true;
         atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
-        *ringp |= cb_lane_client_cancel(h->lane, slot, CB_ID_GEN(id));
+        if (q->state != CB_REQUEST_AWAY)
+            *ringp |= cb_lane_client_cancel(q->link->lane, q->slot, q->gen);
     }
+    cb_sweep_locked(h);
 }
 
 int cb_stop(struct cb_handle *h, uint32_t flags)

@@ -12,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "client/reconnect.h"
+#include "client/record.h"
 #include "shm/doorbell.h"
 #include "shm/message.h"
 #include "shm/stop.h"
@@ -21,7 +23,7 @@
 #define FLAGS_KNOWN                                                                          \
     (CB_FINAL_ONLY | CB_IGNORE_EOS | CB_TIMES | CB_HAS_SEED | CB_PARSE_SPECIAL | CB_NO_BOS | \
      CB_KEEP_STOP | CB_AUTO_RELEASE | CB_LOGPROBS | CB_RAW_LOGPROBS | CB_PROMPT_LOGPROBS |   \
-     CB_PROCESSED_LOGPROBS | CB_EPOCHS)
+     CB_PROCESSED_LOGPROBS | CB_EPOCHS | CB_RESUMABLE | CB_RESTART)
 
 static_assert(CB_OPTIONS_MAX >= 7 * sizeof(struct cb_option_head) + 4 * STOP_IDS_MAX +
                                     CB_STOPS_MAX * (4 + CB_STOP_BYTES_MAX) + CB_SALT_MAX +
@@ -40,6 +42,7 @@ struct prepared {
     const uint32_t *ids;
     uint32_t *own_ids;                      /* NULL: ids are the caller's */
     struct cb_text *texts[CB_CHILDREN_MAX]; /* NULL: none */
+    struct cb_record *records[CB_CHILDREN_MAX];
     size_t option_bytes;
     unsigned char *options; /* few, or of the heap */
     alignas(8) unsigned char few[OPTIONS_BYTES];
@@ -48,8 +51,10 @@ struct prepared {
 static void prepared_fini(struct prepared *p)
 {
     free(p->own_ids);
-    for (uint32_t i = 0; i < p->entry.n_children; i++)
+    for (uint32_t i = 0; i < p->entry.n_children; i++) {
         cb_text_free(p->texts[i]);
+        cb_record_free(p->records[i]);
+    }
     if (p->options != p->few)
         free(p->options);
 }
@@ -85,7 +90,7 @@ static int check_ids(const uint32_t *ids, size_t n, uint32_t n_vocab)
 
 static int check_length(const struct cb_handle *h, size_t n, uint32_t limit)
 {
-    uint32_t n_context = h->geometry.n_context;
+    uint32_t n_context = h->n_context;
     uint64_t all = limit == CB_NO_LIMIT ? n : n + (uint64_t)limit;
     if (!n)
         return cb_fail(CB_EMPTY_PROMPT);
@@ -138,7 +143,7 @@ static int prepare_stops(struct cb_handle *h, struct prepared *p,
         return cb_fail_with(CB_BAD_STOP, (uint32_t)request->n_stop_ids, STOP_IDS_MAX);
     if (request->n_stops > CB_STOPS_MAX)
         return cb_fail_with(CB_BAD_STOP, (uint32_t)request->n_stops, CB_STOPS_MAX);
-    r = check_ids(request->stop_ids, request->n_stop_ids, h->geometry.n_vocab);
+    r = check_ids(request->stop_ids, request->n_stop_ids, h->n_vocab);
     for (uint32_t i = 0; !r && request->n_stops && i < p->entry.n_children; i++)
         r = cb_text_new(&p->texts[i], h, request->stops, request->n_stops, request->flags);
     if (r)
@@ -201,7 +206,7 @@ static int prepare_children(const struct cb_handle *h, struct prepared *p)
 {
     const struct cb_request *request = p->request;
     uint32_t n = request->n ? request->n : 1;
-    if (n > CB_CHILDREN_MAX || n > h->geometry.n_slots)
+    if (n > CB_CHILDREN_MAX || n > h->n_held)
         return cb_fail_at("cb_request.n is above 64, or above the handle's slots", CB_INVALID, 0,
                           0);
     if (request->child_idx > UINT32_MAX - n)
@@ -211,6 +216,25 @@ static int prepare_children(const struct cb_handle *h, struct prepared *p)
     p->entry.n_children = n;
     p->entry.child_idx = request->child_idx;
     memset(p->texts, 0, n * sizeof(*p->texts));
+    memset(p->records, 0, n * sizeof(*p->records));
+    return 0;
+}
+
+/* What it takes to send each of them again. */
+static int prepare_records(const struct cb_handle *h, struct prepared *p)
+{
+    if (!(p->request->flags & CB_RESUMABLE))
+        return p->request->flags & CB_RESTART
+                   ? cb_fail_at("CB_RESTART without CB_RESUMABLE", CB_INVALID, 0, 0)
+                   : 0;
+    if (!h->reconnect)
+        return cb_fail_at("CB_RESUMABLE on a handle without cb_options.resume", CB_INVALID, 0, 0);
+    for (uint32_t i = 0; i < p->entry.n_children; i++) {
+        p->records[i] = cb_record_new(&p->entry, i, p->ids, p->options, p->option_bytes,
+                                      i > 0 ? p->records[0] : NULL);
+        if (!p->records[i])
+            return cb_fail(CB_NO_MEMORY);
+    }
     return 0;
 }
 
@@ -236,7 +260,7 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
     if (!r)
         r = check_length(h, n, request->max_new_tokens);
     if (!r && !p->own_ids)
-        r = check_ids(p->ids, n, h->geometry.n_vocab);
+        r = check_ids(p->ids, n, h->n_vocab);
     if (!r)
         r = prepare_options(h, p);
     if (!r)
@@ -264,7 +288,7 @@ static int prepare(struct cb_handle *h, const struct cb_request *request, struct
     e->deadline_ns =
         request->deadline_ms > UINT64_MAX / 1000000u ? UINT64_MAX : request->deadline_ms * 1000000u;
     e->priority = request->priority;
-    return 0;
+    return prepare_records(h, p);
 }
 
 /* ---- sending --------------------------------------------------------------------------------- */
@@ -278,42 +302,87 @@ static uint64_t next_seed_locked(struct cb_handle *h)
     return (z ^ z >> 31) >> 11;
 }
 
-/* Room for the prompt and the options behind it, in one piece. */
-static int take_arena_locked(struct cb_handle *h, struct prepared *p, uint64_t *offp)
+int cb_room_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t option_bytes,
+                   uint64_t *offp)
 {
-    uint64_t prompt_bytes = ((uint64_t)p->entry.n_prompt * 4 + 7) & ~(uint64_t)7;
-    if (!cb_lane_client_can_submit(h->lane, p->entry.n_children) ||
-        cb_arena_take(&h->arena, prompt_bytes + p->option_bytes, offp))
+    struct cb_link *link = h->link;
+    uint64_t prompt_bytes = ((uint64_t)entry->n_prompt * 4 + 7) & ~(uint64_t)7;
+    if (!cb_lane_client_can_submit(link->lane, entry->n_children) ||
+        cb_arena_take(&link->arena, prompt_bytes + option_bytes, offp))
         return CB_BUSY;
-    p->entry.prompt_off = *offp;
-    p->entry.opt_off = p->option_bytes ? *offp + prompt_bytes : 0;
+    entry->prompt_off = *offp;
+    entry->opt_off = option_bytes ? *offp + prompt_bytes : 0;
     return 0;
 }
 
-/* The first child's; the others' follow, for all have one generation, and count as many wraps. */
-static uint64_t new_id_locked(const struct cb_handle *h, const struct cb_request_entry *e)
+int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t arena_off,
+                   struct cb_held *first, int *ringp)
+{
+    struct cb_link *link = h->link;
+    int r = cb_lane_client_submit(link->lane, entry);
+    if (r < 0) {
+        cb_arena_release(&link->arena, arena_off);
+        if (r == -EAGAIN)
+            return CB_BUSY;
+        cb_lose_locked(h, CB_LOST);
+        return CB_LOST;
+    }
+    *ringp |= r;
+    for (uint32_t i = 0; i < entry->n_children; i++) {
+        struct cb_held *q = &first[i];
+        link->of_slot[entry->slot + i] = q;
+        q->link = link;
+        q->slot = entry->slot + i;
+        q->gen = entry->gen;
+        q->state = CB_REQUEST_SENT;
+        q->has_arena = i == 0; /* all are answered in one */
+        q->arena_off = arena_off;
+        atomic_store(&q->place, (uint64_t)link->serial << 36 | (uint64_t)q->gen << 12 | q->slot);
+    }
+    return 0;
+}
+
+/* n in a row that are free: those of that number, if they are, so that a handle whose daemon never died
+ * has them as the lane has its slots. NULL: there are none. */
+static struct cb_held *find_held_locked(struct cb_handle *h, uint32_t slot, uint32_t n)
+{
+    uint32_t n_found = 0;
+    bool is_there = slot + n <= h->n_held;
+    for (uint32_t i = 0; is_there && i < n; i++)
+        is_there = !atomic_load_explicit(&h->held[slot + i].id, memory_order_relaxed);
+    if (is_there)
+        return &h->held[slot];
+    for (uint32_t i = 0; i < h->n_held; i++) {
+        n_found = atomic_load_explicit(&h->held[i].id, memory_order_relaxed) ? 0 : n_found + 1;
+        if (n_found == n)
+            return &h->held[i + 1 - n];
+    }
+    return NULL;
+}
+
+/* The first child's; the others' follow, for all have one number, and count as many wraps. */
+static uint64_t new_id_locked(const struct cb_handle *h, const struct cb_held *first,
+                              const struct cb_request_entry *e)
 {
     uint64_t wraps = 0;
     for (uint32_t i = 0; i < e->n_children; i++) {
-        uint64_t last = h->held[e->slot + i].last_id;
-        uint64_t mine = (last >> 36) + (e->gen <= CB_ID_GEN(last));
+        uint64_t last = first[i].last_id;
+        uint64_t mine = (last >> 36) + (e->gen <= CB_ID_NUMBER(last));
         wraps = mine > wraps ? mine : wraps;
     }
-    return wraps << 36 | (uint64_t)e->gen << 12 | e->slot;
+    return wraps << 36 | (uint64_t)e->gen << 12 | (uint64_t)(first - h->held);
 }
 
-/* Child i. The prompt's room is the first one's: all are answered in one. */
-static void hold_locked(struct cb_handle *h, struct prepared *p, uint32_t i, uint64_t id,
-                        uint64_t arena_off)
+/* Child i, which was sent. */
+static void hold_locked(struct cb_handle *h, struct prepared *p, uint32_t i, struct cb_held *q,
+                        uint64_t id, uint64_t now_ns)
 {
     const struct cb_request *request = p->request;
-    struct cb_held *q = &h->held[p->entry.slot + i];
     q->last_id = id;
-    q->state = CB_REQUEST_SENT;
+    q->home = q->link;
+    q->home->n_requests++;
     q->flags = p->flags;
     q->abandoned = q->told = q->is_cut = q->busy = q->listed = false;
-    q->has_arena = i == 0;
-    q->arena_off = arena_off;
     q->user = request->user;
     q->seed = p->entry.seed;
     q->n_prompt = p->entry.n_prompt;
@@ -324,72 +393,105 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint32_t i, uin
     q->detail[0] = q->detail[1] = 0;
     q->ids = NULL;
     q->times = NULL;
+    q->n_restarts = 0;
+    q->is_restart_told = true;
+    q->later = NULL;
+    q->record = p->records[i];
+    if (q->record) {
+        q->record->order = h->n_sent++;
+        q->record->entry.seed = p->entry.seed;
+        if (p->entry.deadline_ns)
+            q->record->due_ns = p->entry.deadline_ns > UINT64_MAX - now_ns
+                                    ? UINT64_MAX
+                                    : now_ns + p->entry.deadline_ns;
+        cb_record_sent(q->record, q->link, now_ns);
+    }
     q->text = p->texts[i];
     q->group = p->group;
     q->handler = request->handler;
     q->handler_arg = request->handler_arg;
     q->next = q->prev = NULL;
     p->texts[i] = NULL; /* moved */
+    p->records[i] = NULL;
     h->n_unended++;
     atomic_store_explicit(&q->id, id, memory_order_release);
 }
 
-/* 0 with *idp, or a status. Adds CB_LANE_RING to *ringp. */
-static int send_locked(struct cb_handle *h, struct prepared *p, uint64_t *idp, int *ringp)
+/* Whether something new may be sent: 0 or a status. */
+static int may_send_locked(struct cb_handle *h, int *ringp)
 {
-    uint64_t off;
     int r;
-    if (cb_lane_client_closed(h->lane))
+    if (!h->is_away && cb_lane_client_closed(h->link->lane))
         *ringp |= cb_drain_locked(h); /* finds out why */
     cb_life_locked(h, false);
+    if (h->is_away)
+        cb_reconnect_locked(h, 0, ringp);
     r = atomic_load_explicit(&h->lost, memory_order_relaxed);
     if (!r && h->stop)
         r = CB_NOT_RUNNING;
     if (r)
         return r;
+    cb_resend_locked(h, ringp);
+    return h->is_away || h->away_first ? CB_BUSY : 0;
+}
 
-    r = take_arena_locked(h, p, &off);
+/* 0 with *idp, or a status. Adds CB_LANE_RING to *ringp. */
+static int send_locked(struct cb_handle *h, struct prepared *p, uint64_t *idp, int *ringp)
+{
+    struct cb_held *first;
+    uint64_t off;
+    int r = may_send_locked(h, ringp);
+    if (r)
+        return r;
+    r = cb_room_locked(h, &p->entry, p->option_bytes, &off);
     if (r) { /* what the daemon has taken in by now makes room */
         *ringp |= cb_drain_locked(h);
-        r = take_arena_locked(h, p, &off);
+        r = cb_gone_locked(h) ? CB_BUSY : cb_room_locked(h, &p->entry, p->option_bytes, &off);
     }
     if (r)
         return r;
+    first = find_held_locked(h, cb_lane_client_next_slot(h->link->lane, p->entry.n_children),
+                             p->entry.n_children);
+    if (!first) { /* they are held by requests that the lane knows nothing of */
+        cb_arena_release(&h->link->arena, off);
+        return CB_BUSY;
+    }
     if (!(p->request->flags & CB_HAS_SEED))
         p->entry.seed = next_seed_locked(h);
-    cb_lane_client_write_arena(h->lane, off, p->ids, (size_t)p->entry.n_prompt * 4);
+    cb_lane_client_write_arena(h->link->lane, off, p->ids, (size_t)p->entry.n_prompt * 4);
     if (p->option_bytes)
-        cb_lane_client_write_arena(h->lane, p->entry.opt_off, p->options, p->option_bytes);
-    r = cb_lane_client_submit(h->lane, &p->entry);
-    if (r < 0) {
-        cb_arena_release(&h->arena, off);
-        if (r == -EAGAIN)
-            return CB_BUSY;
-        cb_lose_locked(h, CB_LOST);
-        return CB_LOST;
-    }
-    *ringp |= r;
-    *idp = new_id_locked(h, &p->entry);
+        cb_lane_client_write_arena(h->link->lane, p->entry.opt_off, p->options, p->option_bytes);
+    r = cb_send_locked(h, &p->entry, off, first, ringp);
+    if (r)
+        return r;
+    *idp = new_id_locked(h, first, &p->entry);
+    uint64_t now_ns = p->records[0] ? cb_now_ns() : 0;
     for (uint32_t i = 0; i < p->entry.n_children; i++)
-        hold_locked(h, p, i, *idp + i, off);
+        hold_locked(h, p, i, &first[i], *idp + i, now_ns);
     return 0;
 }
 
-int cb_send_bell(struct cb_handle *h)
+int cb_send_bell(const struct cb_link *link)
 {
-    uint32_t doze = cb_lane_client_doze(h->lane);
-    int r = cb_doorbell_send(h->sock, CB_RECORD_BELL);
+    uint32_t doze = cb_lane_client_doze(link->lane);
+    int r = cb_doorbell_send(link->sock, CB_RECORD_BELL);
     if (!r)
-        cb_lane_client_rang(h->lane, doze);
+        cb_lane_client_rang(link->lane, doze);
     return r;
 }
 
 void cb_ring(struct cb_handle *h)
 {
-    if (!cb_send_bell(h))
+    struct cb_link *link = cb_link_enter(h);
+    uint32_t serial = link->serial;
+    bool gone = cb_send_bell(link) != 0;
+    cb_link_leave(h);
+    if (!gone)
         return;
     pthread_mutex_lock(&h->lock);
-    cb_lose_locked(h, CB_LOST);
+    struct cb_link *now = h->link;
+    if (now->serial == serial)
+        cb_lose_locked(h, CB_LOST);
     pthread_mutex_unlock(&h->lock);
 }
 
@@ -455,10 +557,25 @@ int cb_submit_many(struct cb_handle *h, const struct cb_request *requests, size_
 struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id)
 {
     struct cb_held *q;
-    if (CB_ID_SLOT(id) >= h->geometry.n_slots || !id)
+    if (CB_ID_IDX(id) >= h->n_held || !id)
         return NULL;
-    q = &h->held[CB_ID_SLOT(id)];
+    q = &h->held[CB_ID_IDX(id)];
     return atomic_load_explicit(&q->id, memory_order_relaxed) == id && !q->abandoned ? q : NULL;
+}
+
+/* Its slot, if it has one, and whatever of it lay in another link. CB_LANE_RING or 0. */
+static int leave_locked(struct cb_handle *h, struct cb_held *q)
+{
+    struct cb_link *link = q->link, *home = q->home;
+    atomic_store(&q->place, 0);
+    q->link = q->home = NULL;
+    home->n_requests--;
+    if (home != h->link)
+        cb_link_reap_locked(h);
+    if (!link || link != h->link || cb_gone_locked(h))
+        return 0;
+    link->of_slot[q->slot] = NULL;
+    return cb_lane_client_free(link->lane, q->slot);
 }
 
 int cb_held_free_locked(struct cb_handle *h, struct cb_held *q)
@@ -471,10 +588,10 @@ int cb_held_free_locked(struct cb_handle *h, struct cb_held *q)
     q->times = NULL;
     q->state = CB_REQUEST_FREE;
     q->abandoned = false;
+    cb_record_free(q->record);
+    q->record = NULL;
     atomic_store_explicit(&q->id, 0, memory_order_release);
-    if (atomic_load_explicit(&h->lost, memory_order_relaxed))
-        return 0;
-    return cb_lane_client_free(h->lane, (uint32_t)(q - h->held));
+    return leave_locked(h, q);
 }
 
 int cb_release(struct cb_handle *h, uint64_t id)
@@ -494,7 +611,10 @@ int cb_release(struct cb_handle *h, uint64_t id)
             q->group = NULL; /* which may be gone before it ends */
             q->abandoned = true;
             atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
-            ring = cb_lane_client_cancel(h->lane, CB_ID_SLOT(id), CB_ID_GEN(id));
+            if (q->state == CB_REQUEST_AWAY)
+                cb_sweep_locked(h);
+            else
+                ring = cb_lane_client_cancel(q->link->lane, q->slot, q->gen);
         }
     }
     pthread_mutex_unlock(&h->lock);

@@ -18,8 +18,9 @@ struct cb_text {
     struct cb_decoder decoder;
     struct cb_grow text;
     uint32_t n_fed;
-    size_t n_told; /* bytes that cb_text has handed out */
-    bool finished; /* no more text will come */
+    uint32_t n_restarts; /* of the request, as this knows it */
+    size_t n_told;       /* bytes that cb_text has handed out */
+    bool finished;       /* no more text will come */
     bool keep_stop;
     char *stop_bytes; /* the stop strings, one after another, for keep_stop */
     size_t stop_off[CB_STOPS_MAX + 1];
@@ -84,6 +85,16 @@ struct cb_text *cb_text_free(struct cb_text *t)
     return NULL;
 }
 
+/* The request has begun again: what there was of it is void. */
+static void text_restart(const struct cb_handle *h, struct cb_text *t, uint32_t n_restarts)
+{
+    t->n_restarts = n_restarts;
+    t->n_fed = 0;
+    t->n_told = t->text.n = 0;
+    t->finished = false;
+    cb_decoder_init(&t->decoder, &h->vocab, t->stops.n_stops ? &t->stops : NULL, 0);
+}
+
 static int text_end(struct cb_text *t)
 {
     uint32_t stop = cb_decoder_stop_idx(&t->decoder);
@@ -128,7 +139,7 @@ static int current_text(struct cb_handle *h, uint64_t id, struct cb_text **textp
     const uint32_t *ids = NULL;
     struct cb_text *t = NULL;
     struct cb_held *q;
-    uint32_t n = 0, flags = 0;
+    uint32_t n = 0, flags = 0, n_restarts = 0;
     bool ended = false;
     int r;
     pthread_mutex_lock(&h->lock);
@@ -138,8 +149,8 @@ static int current_text(struct cb_handle *h, uint64_t id, struct cb_text **textp
         ids = q->ids;
         flags = q->flags;
         ended = q->state >= CB_REQUEST_ENDED;
-        n = q->state == CB_REQUEST_RUNNING && ids ? cb_lane_client_emitted(h->lane, CB_ID_SLOT(id))
-                                                  : q->n_seen;
+        n = cb_count_locked(h, q);
+        n_restarts = q->n_restarts;
     }
     pthread_mutex_unlock(&h->lock);
     if (!q)
@@ -151,6 +162,8 @@ static int current_text(struct cb_handle *h, uint64_t id, struct cb_text **textp
         q->text = t; /* the caller's own: one call at a time, and no release meanwhile */
     }
     *textp = t;
+    if (t->n_restarts != n_restarts)
+        text_restart(h, t, n_restarts);
     r = text_update(t, ids, n, ended);
     if (!r)
         t->text.bytes[t->text.n] = 0;

@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "client/reconnect.h"
 #include "shm/doorbell.h"
 
 #define SLICE_NS ((uint64_t)CB_WAIT_SLICE_MS * 1000000u)
@@ -68,20 +69,21 @@ void cb_pass_lead_locked(struct cb_handle *h)
 
 /* Reads all records there are; what they say stands in shared memory. False: the daemon has gone.
  * Raw calls: they are no points of thread cancellation. */
-static bool empty_socket(const struct cb_handle *h)
+static bool empty_socket(const struct cb_link *link)
 {
     unsigned char record[CB_RECORD_BYTES];
     for (;;) {
-        long n = syscall(SYS_recvfrom, h->sock, record, sizeof(record), MSG_DONTWAIT, NULL, NULL);
+        long n =
+            syscall(SYS_recvfrom, link->sock, record, sizeof(record), MSG_DONTWAIT, NULL, NULL);
         if (n > 0 || (n < 0 && errno == EINTR))
             continue;
         return n < 0 && errno == EAGAIN;
     }
 }
 
-static void sleep_on_socket(const struct cb_handle *h, uint64_t ns)
+static void sleep_on_socket(const struct cb_link *link, uint64_t ns)
 {
-    struct pollfd p = {h->sock, POLLIN, 0};
+    struct pollfd p = {link->sock, POLLIN, 0};
     struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
     syscall(SYS_ppoll, &p, 1, &t, NULL, 0);
 }
@@ -90,8 +92,9 @@ static void sleep_on_socket(const struct cb_handle *h, uint64_t ns)
 static void lead_locked(struct cb_handle *h, uint64_t ns)
 {
     pthread_t self = pthread_self();
+    struct cb_link *link = cb_link_hold_locked(h);
     bool socket_kind = h->kind == CB_KIND_EVENT_LOOP;
-    bool gone = socket_kind && !empty_socket(h);
+    bool gone = socket_kind && !empty_socket(link);
     uint32_t bell;
     int r;
     if (ns > SLICE_NS)
@@ -99,33 +102,38 @@ static void lead_locked(struct cb_handle *h, uint64_t ns)
     h->leader_parked = true;
     h->leader = self;
     /* A loop's own arming, if any, ends: a sleep has an epoch of its own. */
-    cb_lane_client_unpark(h->lane);
-    r = cb_lane_client_park(h->lane, &bell);
+    cb_lane_client_unpark(link->lane);
+    r = cb_lane_client_park(link->lane, &bell);
     if (r == CB_LANE_NOTHING && !gone) {
         pthread_mutex_unlock(&h->lock);
         if (socket_kind)
-            sleep_on_socket(h, ns);
-        else if (cb_doorbell_wait(cb_lane_client_bell_word(h->lane), bell, ns) == -ETIMEDOUT)
+            sleep_on_socket(link, ns);
+        else if (cb_doorbell_wait(cb_lane_client_bell_word(link->lane), bell, ns) == -ETIMEDOUT)
             gone = true; /* perhaps: ask the socket */
         pthread_mutex_lock(&h->lock);
     }
-    if (h->leader_parked && pthread_equal(h->leader, self)) { /* else a loop has armed meanwhile */
-        cb_lane_client_unpark(h->lane);
-        h->leader_parked = false;
+    if (link == h->link) { /* else another thread has seen it go, and found the next one */
+        /* Else a loop has armed meanwhile. */
+        if (h->leader_parked && pthread_equal(h->leader, self)) {
+            cb_lane_client_unpark(link->lane);
+            h->leader_parked = false;
+        }
+        cb_life_locked(h, gone);
     }
-    cb_life_locked(h, gone);
+    cb_link_drop_locked(h, link);
 }
 
 /* Looks without the lock until something moves or the time is over. */
 static void spin_locked(struct cb_handle *h, uint64_t ns)
 {
-    const struct cb_down_hot *hot = (const void *)((const unsigned char *)h->down.base + CB_PAGE);
+    struct cb_link *link = cb_link_hold_locked(h);
+    const struct cb_down_hot *hot =
+        (const void *)((const unsigned char *)link->down.base + CB_PAGE);
     uint32_t moves = atomic_load_explicit(&h->n_moves, memory_order_relaxed);
     uint64_t sent = cb_load64(&hot->res_sent, CB_RELAXED), end = cb_now_ns() + ns;
-    if (cb_lane_client_pending(h->lane) && !cb_led_by_other_locked(h))
-        return;
+    bool any = cb_lane_client_pending(link->lane) && !cb_led_by_other_locked(h);
     pthread_mutex_unlock(&h->lock);
-    for (uint32_t i = 1; cb_load64(&hot->res_sent, CB_RELAXED) == sent &&
+    for (uint32_t i = 1; !any && cb_load64(&hot->res_sent, CB_RELAXED) == sent &&
                          atomic_load_explicit(&h->n_moves, memory_order_acquire) == moves &&
                          !cb_load32(&hot->closed, CB_RELAXED);
          i++) {
@@ -134,6 +142,7 @@ static void spin_locked(struct cb_handle *h, uint64_t ns)
         cb_spin_hint();
     }
     pthread_mutex_lock(&h->lock);
+    cb_link_drop_locked(h, link);
 }
 
 /* ---- waiting --------------------------------------------------------------------------------- */
@@ -194,6 +203,20 @@ static void follow_locked(struct cb_handle *h, const struct cb_want *want, uint6
         h->wake_missed++;
 }
 
+/* Looks for the next daemon, or waits for the thread that does, or for the time of the next look. */
+static void away_locked(struct cb_handle *h, const struct cb_want *want, uint64_t ns, int *ringp)
+{
+    uint64_t idle_ns;
+    if (is_there(h, want))
+        return;
+    idle_ns = cb_reconnect_idle_ns(h);
+    ns = ns < SLICE_NS ? ns : SLICE_NS; /* cancels are looked for in between */
+    if (idle_ns == 0)
+        cb_reconnect_locked(h, ns, ringp);
+    else
+        follow_locked(h, want, ns < idle_ns ? ns : idle_ns);
+}
+
 int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t timeout_ms, int *ringp)
 {
     uint64_t begin = 0, deadline = FOREVER, now, net = 0, spin_ns = 0;
@@ -210,6 +233,8 @@ int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t tim
             return r;
         if (!timeout_ms) {
             cb_life_locked(h, false);
+            if (h->is_away)
+                cb_reconnect_locked(h, cb_reconnect_patience_ns(h), ringp);
             r = hopeless(h, want);
             return is_there(h, want) ? 0 : r ? r : CB_TIMEOUT;
         }
@@ -229,6 +254,11 @@ int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t tim
         }
         if (now >= deadline)
             return CB_TIMEOUT;
+        if (h->is_away) {
+            cb_sweep_locked(h);
+            away_locked(h, want, deadline - now, ringp);
+            continue;
+        }
         if (now >= net) {
             if (!cb_led_by_other_locked(h))
                 cb_scan_locked(h);
@@ -380,7 +410,12 @@ int cb_fd(struct cb_handle *h)
     int r = cb_enter(h);
     if (!r && h->kind != CB_KIND_EVENT_LOOP)
         r = CB_INVALID;
-    return r ? cb_fail(r) : h->sock;
+    if (r)
+        return cb_fail(r);
+    if (h->reconnect)
+        return cb_reconnect_fd(h);
+    const struct cb_link *link = h->link;
+    return link->sock;
 }
 
 int cb_arm(struct cb_handle *h)
@@ -392,14 +427,19 @@ int cb_arm(struct cb_handle *h)
     if (r)
         return cb_fail(r);
     pthread_mutex_lock(&h->lock);
-    h->leader_parked = true; /* from whoever led: what comes now is the loop's */
-    h->leader = pthread_self();
-    if (!empty_socket(h)) {
-        ring = cb_drain_locked(h);
-        cb_lose_locked(h, CB_LOST);
+    if (!h->is_away) {
+        const struct cb_link *link = h->link;
+        h->leader_parked = true; /* from whoever led: what comes now is the loop's */
+        h->leader = pthread_self();
+        if (!empty_socket(link)) {
+            ring = cb_drain_locked(h);
+            cb_lose_locked(h, CB_LOST);
+        }
+        cb_lane_client_unpark(link->lane);
+        cb_lane_client_park(link->lane, &bell); /* what it sees, the recipe's last poll sees */
     }
-    cb_lane_client_unpark(h->lane);
-    cb_lane_client_park(h->lane, &bell); /* what it sees, the recipe's last poll sees */
+    if (h->reconnect)
+        cb_reconnect_arm_locked(h);
     r = atomic_load_explicit(&h->lost, memory_order_relaxed);
     pthread_mutex_unlock(&h->lock);
     if (ring)

@@ -238,6 +238,9 @@ void cb_lane_client_set_name(struct cb_lane_client *lc, const char *name);
 /* True if submit has so many consecutive slots, and a ring entry, for one more. */
 bool cb_lane_client_can_submit(struct cb_lane_client *lc, uint32_t n_children);
 
+/* Which slots, from this one on, submit would take then. */
+uint32_t cb_lane_client_next_slot(const struct cb_lane_client *lc, uint32_t n_children);
+
 /* Copies into the arena. off and bytes: multiples of 4, inside it. */
 void cb_lane_client_write_arena(struct cb_lane_client *lc, uint64_t off, const void *bytes,
                                 size_t n);

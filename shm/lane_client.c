@@ -199,6 +199,11 @@ bool cb_lane_client_can_submit(struct cb_lane_client *lc, uint32_t n_children)
     return cb_ring_out_free(&lc->req) > 0;
 }
 
+uint32_t cb_lane_client_next_slot(const struct cb_lane_client *lc, uint32_t n_children)
+{
+    return find_slots(lc, n_children);
+}
+
 void cb_lane_client_write_arena(struct cb_lane_client *lc, uint64_t off, const void *bytes,
                                 size_t n)
 {

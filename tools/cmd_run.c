@@ -32,6 +32,7 @@ struct run {
     size_t n_running;         /* sequences */
     uint32_t n_slots;
     bool ids, bad, is_manifold; /* some prompt has several sequences */
+    bool resumes; /* through daemons that die */
     struct asked asked;
 };
 
@@ -94,6 +95,12 @@ static void send_some(struct run *run)
         }
         if (r == CB_BUSY && run->n_running)
             return;
+        if (r == CB_BUSY && run->resumes) { /* no daemon is there, but one may come */
+            struct cb_event none;
+
+            if (cb_wait(run->h, 0, &none, WAIT_SLICE_MS) == CB_TIMEOUT)
+                continue;
+        }
         if (r > 0)
             run->n_running += (size_t)r;
         else
@@ -319,13 +326,14 @@ static int run_all(struct run *run)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-enum { KEY_IDS = 256, KEY_IDS_IN, KEY_FILE };
+enum { KEY_IDS = 256, KEY_IDS_IN, KEY_FILE, KEY_RESUME };
 
 static const struct argp_option options[] = {
     {"ids", KEY_IDS, NULL, 0, "print token ids instead of text", 0},
     {"ids-in", KEY_IDS_IN, "IDS", 0, "a prompt as token ids, \"1 2 3\"; may be repeated", 0},
     {"file", KEY_FILE, "FILE", 0,
      "prompts, a JSON object a line: {\"text\": ...} or {\"ids\": [...]}", 0},
+    {"resume", KEY_RESUME, NULL, 0, "if the daemon dies, go on with the next one", 0},
     {"json", 'j', NULL, 0, "print a JSON object a prompt", 0},
     {0},
 };
@@ -352,6 +360,10 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case KEY_FILE:
         ps->file = arg;
+        return 0;
+    case KEY_RESUME:
+        run->resumes = true;
+        run->asked.defaults.flags |= CB_RESUMABLE;
         return 0;
     case 'j':
         ps->ctl.json = true;
@@ -424,6 +436,7 @@ int cmd_run(const struct cbctl *ctl, int argc, char **argv)
     cb_options_init(&open_options);
     open_options.instance = ctl->instance;
     open_options.name = "cbctl run";
+    open_options.resume = run->resumes;
     r = CBCTL_FAILED;
     if (!make_families(run)) {
         cbctl_complain(&ps.ctl, "out of memory");

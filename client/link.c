@@ -1,0 +1,80 @@
+/* client/link.c - who may still look at a link whose daemon is gone.
+ *
+ * Three kinds: threads that look without the lock, and say so under it; requests whose tokens were
+ * told as pointers into it, until they are released; and cb_cancel, which can take no lock and so
+ * counts itself in before it loads the pointer, and out when it is done. Whoever has replaced the
+ * pointer and then finds that count 0 knows that nobody of the last kind has the old one. */
+#include "client/internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+struct cb_link *cb_link_free(struct cb_link *link, bool is_child)
+{
+    if (!link)
+        return NULL;
+    if (link->sock >= 0)
+        close(link->sock);
+    if (!is_child) {
+        cb_segment_unmap(&link->up);
+        cb_segment_unmap(&link->down);
+    }
+    free(link->arena.held);
+    free(link->lane_memory);
+    free(link->of_slot);
+    free(link);
+    return NULL;
+}
+
+bool cb_gone_locked(const struct cb_handle *h)
+{
+    return h->is_away || atomic_load_explicit(&h->lost, memory_order_relaxed);
+}
+
+struct cb_link *cb_link_enter(struct cb_handle *h)
+{
+    /* Both sequentially consistent, as the store of the pointer and the look at the count are. */
+    atomic_fetch_add(&h->n_inside, 1);
+    return h->link;
+}
+
+void cb_link_leave(struct cb_handle *h)
+{
+    atomic_fetch_sub(&h->n_inside, 1);
+}
+
+struct cb_link *cb_link_hold_locked(struct cb_handle *h)
+{
+    struct cb_link *link = h->link;
+    link->n_threads++;
+    return link;
+}
+
+void cb_link_drop_locked(struct cb_handle *h, struct cb_link *link)
+{
+    link->n_threads--;
+    if (link != h->link)
+        cb_link_reap_locked(h);
+}
+
+void cb_link_reap_locked(struct cb_handle *h)
+{
+    struct cb_link **at = &h->older;
+    while (*at) {
+        struct cb_link *link = *at;
+        bool is_left = link->n_threads == 0 && atomic_load(&h->n_inside) == 0;
+        if (is_left && link->n_requests == 0) {
+            *at = link->older;
+            cb_link_free(link, false);
+            continue;
+        }
+        if (is_left) { /* only results are looked at */
+            cb_segment_unmap(&link->up);
+            if (link->sock >= 0)
+                close(link->sock);
+            link->sock = -1;
+        }
+        at = &link->older;
+    }
+}

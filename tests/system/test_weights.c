@@ -165,6 +165,121 @@ Test(weights, requests_live_through_a_load)
     system_fini(&s);
 }
 
+/* ---- what cbctl run asks for --------------------------------------------------------------------- */
+
+enum { N_PROMPT = 3, N_TOKENS = 4000 };
+
+/* The line that asks for what n ids give, `done` of them at most: the prompt and then tokens. */
+static char *line_of(const uint32_t *ids, size_t n, uint32_t n_new)
+{
+    char *line = malloc(n * 12 + 100), *at = line;
+    cr_assert(line);
+    at += sprintf(at, "{\"max_new_tokens\": %u, \"ignore_eos\": true, \"ids\": [", n_new);
+    for (size_t i = 0; i < n; i++)
+        at += sprintf(at, "%s%u", i ? ", " : "", ids[i]);
+    strcpy(at, "]}\n");
+    return line;
+}
+
+/* The answer's ids behind those that are there; how many. */
+static size_t take_ids(const struct output *o, uint32_t *ids, size_t n)
+{
+    json_t *line = json_loads(o->out, JSON_ALLOW_NUL, NULL), *list = json_object_get(line, "ids"),
+           *id;
+    size_t i;
+    cr_assert(json_is_array(list), "%.200s%s", o->out, o->err);
+    json_array_foreach(list, i, id) ids[n + i] = (uint32_t)json_integer_value(id);
+    n = json_array_size(list);
+    json_decref(line);
+    return n;
+}
+
+/* All by the weights that it has. */
+static void answer_all(const struct system *s, uint32_t *ids, size_t n_given)
+{
+    size_t n_new = N_PROMPT + N_TOKENS - n_given;
+    char *line = line_of(ids, n_given, (uint32_t)n_new);
+    struct output o =
+        system_run(s, line, "cbctl", SETTINGS("-i", s->instance, "run", "--json", "--file", "-"));
+    cr_assert_eq(take_ids(&o, ids, n_given), n_new);
+    output_free(&o);
+    free(line);
+}
+
+static json_int_t load_json(const struct system *s, const char *path)
+{
+    json_t *loaded = system_cbctl(s, SETTINGS("load-weights", path));
+    json_int_t n = json_integer_value(json_object_get(loaded, "restarted"));
+    json_decref(loaded);
+    return n;
+}
+
+/* Each begins by the old weights and gets the new ones in the middle. Up to the token where it leaves
+ * the path of the old ones it is theirs; from there on restart's is what the new ones make of all
+ * before it, and continue's is not, for what it looks back at is the old ones'. */
+static void wish_from_cbctl(const struct system *s, const char *wish, const char *first,
+                            const char *second)
+{
+    static uint32_t old[N_PROMPT + N_TOKENS], got[N_PROMPT + N_TOKENS], anew[N_PROMPT + N_TOKENS];
+    static const uint32_t prompt[N_PROMPT] = {20, 30, 40};
+    bool fails = strcmp(wish, "fail") == 0, restarts = strcmp(wish, "restart") == 0;
+    load_json(s, first);
+    memcpy(old, prompt, sizeof prompt);
+    answer_all(s, old, N_PROMPT);
+    memcpy(got, prompt, sizeof prompt);
+    char *line = line_of(prompt, N_PROMPT, N_TOKENS);
+    uint64_t n_before = system_counter(s, "tokens_decode");
+    struct running r = system_run_begin(
+        s, line, "cbctl",
+        SETTINGS("-i", s->instance, "run", "--json", "--file", "-", "--on-new-weights", wish));
+    system_await(s, "tokens_decode", n_before + 20);
+    json_int_t n_restarted = load_json(s, second);
+    struct output o = system_run_end(&r);
+    size_t n = N_PROMPT + take_ids(&o, got, N_PROMPT), same = N_PROMPT;
+    cr_expect_eq(o.status, fails ? 1 : 0, "%s: %s", wish, o.err);
+    cr_expect_eq(n_restarted, restarts ? 1 : 0, "%s", wish);
+    cr_expect_eq(strstr(o.out, "\"error\"") != NULL, fails);
+    output_free(&o);
+    free(line);
+    while (same < n && got[same] == old[same])
+        same++;
+    cr_expect_gt(same, N_PROMPT + 10, "%s", wish);
+    if (fails) {
+        cr_expect(same == n && n < N_PROMPT + N_TOKENS, "%zu of %zu tokens are the old ones'", same,
+                  n);
+        return;
+    }
+    cr_expect_eq(n, N_PROMPT + N_TOKENS);
+    cr_assert_lt(same, n, "%s: the new ones say the same", wish);
+    memcpy(anew, got, same * sizeof anew[0]);
+    answer_all(s, anew, same);
+    cr_expect_eq(memcmp(anew, got, sizeof got) == 0, restarts, "%s", wish);
+}
+
+Test(weights, cbctl_run_says_what_becomes_of_a_request)
+{
+    struct tiny t = tiny_default();
+    char paths[2][128];
+    struct system s;
+    system_init(&s);
+    t.n_context = N_PROMPT + N_TOKENS;
+    for (int i = 0; i < 2; i++, t.seed++) {
+        snprintf(paths[i], sizeof paths[i], "%s/%d.gguf", s.dir, i);
+        struct gguf_out *o = tiny_new(&t);
+        gguf_out_save(o, paths[i]);
+        gguf_out_free(o);
+    }
+    system_start(&s, SETTINGS("--model", paths[0], "--backend", "cpu", "--threads", "1",
+                              "--num_blocks", "600", "--on_new_weights", "fail"));
+    wish_from_cbctl(&s, "continue", paths[0], paths[1]);
+    wish_from_cbctl(&s, "restart", paths[0], paths[1]);
+    wish_from_cbctl(&s, "fail", paths[0], paths[1]);
+    system_settle(&s);
+    unlink(paths[0]);
+    unlink(paths[1]);
+    system_fini(&s);
+}
+
 /* A file's tensors are read in a piece each at least, and a step comes after each piece. */
 Test(weights, steps_go_on_while_a_file_is_read)
 {

@@ -93,7 +93,7 @@ PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbct
 SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
-.PHONY: all audit timing deps explore model demo check test bench bench-peers figures asan tsan fuzz soak soak-null format lint install uninstall help clean \
+.PHONY: all audit timing deps explore model demo check test bench bench-peers figures asan tsan fuzz soak soak-null soak-kills format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -248,6 +248,10 @@ soak: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEEDS (0-999
 SOAK_REQUESTS ?= 1000000
 soak-null: all $(BUILD)/tests/test_system ## Serve SOAK_REQUESTS (a million) of the null model: memory flat to the page
 	CB_SOAK_REQUESTS=$(SOAK_REQUESTS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'soak/*'
+
+SOAK_KILLS ?= 1000
+soak-kills: all $(BUILD)/tests/test_system ## Kill the daemon SOAK_KILLS (1000) times under clients whose requests go on: every stream whole
+	CB_KILLS=$(SOAK_KILLS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'kills/*'
 
 # ---- the rest ----------------------------------------------------------------------------------------
 

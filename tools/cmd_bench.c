@@ -22,9 +22,11 @@
 #include <unistd.h>
 
 #include "client/cbclient.h"
+#include "shm/doorbell.h"
 #include "tools/cbctl.h"
 
 enum { ROUNDS = 2, MESSAGE_BYTES = 256, FIRST_ID = 10, LAST_ID = 40000 };
+#define LOOK_NS 100000000u /* between two looks whether somebody failed */
 
 struct bench {
     const struct cbctl *ctl;
@@ -34,7 +36,7 @@ struct bench {
 
 /* Shared by all processes; each writes its own requests' rows. */
 struct table {
-    _Atomic uint32_t ready, go; /* a barrier: all arrive in ready, the parent raises go */
+    cb_atomic32 ready, go; /* a barrier: all arrive in ready, the parent raises go */
     _Atomic uint32_t failed;
     char why[MESSAGE_BYTES];
     uint64_t *submit_start_ns; /* [n_requests], of the round that runs */
@@ -151,11 +153,16 @@ static void client_round(struct client *c, uint32_t n_new)
     }
 }
 
+/* Who waits sleeps: to look again and again would take a core's time from what is measured. But now
+ * and then whether somebody failed. */
 static void barrier(struct table *t, uint32_t round)
 {
+    uint32_t go;
+
     atomic_fetch_add(&t->ready, 1);
-    while (atomic_load(&t->go) < round && !atomic_load(&t->failed))
-        usleep(200);
+    cb_doorbell_wake(&t->ready);
+    while ((go = atomic_load(&t->go)) < round && !atomic_load(&t->failed))
+        cb_doorbell_wait(&t->go, go, LOOK_NS);
 }
 
 static void client_main(const struct bench *bench, struct table *table, uint32_t process)
@@ -271,7 +278,9 @@ static void parent_main(const struct bench *b, struct table *t, struct figures *
     double first = 0;
 
     for (uint32_t round = 1; round <= ROUNDS * b->repeats + 1; round++) {
-        while (atomic_load(&t->ready) < round * b->n_processes) {
+        uint32_t ready;
+
+        while ((ready = atomic_load(&t->ready)) < round * b->n_processes) {
             siginfo_t dead = {0};
 
             /* A client that was killed never arrives. */
@@ -280,7 +289,7 @@ static void parent_main(const struct bench *b, struct table *t, struct figures *
                 snprintf(t->why, MESSAGE_BYTES, "a client process died");
             if (atomic_load(&t->failed))
                 return;
-            usleep(200);
+            cb_doorbell_wait(&t->ready, ready, LOOK_NS);
         }
         if (round > 1) {
             uint32_t n_new = round % 2 ? b->n_new : 1;
@@ -297,6 +306,7 @@ static void parent_main(const struct bench *b, struct table *t, struct figures *
         }
         memset(t->poll_cost_ns, 0, b->n_requests * sizeof *t->poll_cost_ns);
         atomic_store(&t->go, round > ROUNDS * b->repeats ? UINT32_MAX : round);
+        cb_doorbell_wake(&t->go);
     }
 }
 

@@ -34,7 +34,7 @@ BASE_CFLAGS := -std=c17 -D_GNU_SOURCE -I. -O2 -g $(WARN) -fPIC -fvisibility=hidd
                -ffp-contract=off -fno-math-errno -MMD -MP $(SAN)
 # Sanitized kernels: at -O3, or with -g, a file takes the compiler many minutes.
 KERNEL_CFLAGS := $(if $(SAN),-O1 -g1,-O3) -mfma
-LIBS := -luring -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lm -pthread
+LIBS := -luring -lseccomp -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lm -pthread
 
 ifeq ($(V),0)
 Q := @

@@ -199,7 +199,9 @@ struct cb_options {
     int32_t wait_ms;      /* how long to wait for a daemon to appear; 0: not at all; -1: for ever */
     uint64_t arena_bytes; /* for prompts under way to the daemon; 0: default (1 MiB) */
     uint64_t pool_bytes;  /* for results, 4 bytes a token; 0: default (1 MiB) */
-    const uint32_t *trusted_uids; /* owners of a daemon to accept besides root and oneself */
+    /* Users of a daemon to accept besides root, oneself, and, where only root can write run_dir, the
+     * owner of <run_dir>/<instance>. */
+    const uint32_t *trusted_uids;
     size_t n_trusted_uids;
     uint32_t resume;       /* 1: it outlives its daemon, see below; 0, the default: it does not */
     uint32_t reconnect_ms; /* how long to look for the next one; 0: 30000 */

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -116,9 +117,23 @@ static int look_everywhere(const struct cb_options *options, look *at, void *arg
 
 /* ---- the socket ------------------------------------------------------------------------------ */
 
-static bool trusted(uid_t uid, const struct cb_options *options)
+/* Where root alone makes directories, the owner of the instance's is one whom root let in: a manager
+ * made it for the daemon's user, or cbd did before it became that one. (uid_t)-1: there is none. */
+static uid_t let_in_by_root(const char *run_dir, const struct cb_options *options)
 {
-    if (uid == 0 || uid == geteuid())
+    char path[PATH_BYTES];
+    struct stat above, own;
+    int n = snprintf(path, sizeof(path), "%s/%s", run_dir, instance_of(options));
+    if (n < 0 || (size_t)n >= sizeof(path) || lstat(run_dir, &above) || lstat(path, &own))
+        return (uid_t)-1;
+    bool is_roots =
+        S_ISDIR(above.st_mode) && above.st_uid == 0 && (above.st_mode & (S_IWGRP | S_IWOTH)) == 0;
+    return is_roots && S_ISDIR(own.st_mode) ? own.st_uid : (uid_t)-1;
+}
+
+static bool trusted(uid_t uid, const char *run_dir, const struct cb_options *options)
+{
+    if (uid == 0 || uid == geteuid() || uid == let_in_by_root(run_dir, options))
         return true;
     for (size_t i = 0; i < options->n_trusted_uids; i++)
         if (options->trusted_uids[i] == uid)
@@ -159,7 +174,8 @@ static int look_for_socket(const char *run_dir, const struct cb_options *options
 
     struct ucred peer;
     socklen_t bytes = sizeof(peer);
-    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) || !trusted(peer.uid, options)) {
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) ||
+        !trusted(peer.uid, run_dir, options)) {
         close(sock);
         return cb_fail_at(address.sun_path, CB_UNTRUSTED, 0, 0);
     }
@@ -211,6 +227,9 @@ static int look_for_status(const char *run_dir, const struct cb_options *options
     snprintf(found.name, sizeof(found.name), "%s", target + sizeof(SHM_DIR) - 1);
     int r = cb_segment_open_status(&found.page, found.name, options->trusted_uids,
                                    options->n_trusted_uids, &found.is_live, &why);
+    const uid_t owner = let_in_by_root(run_dir, options);
+    if (r == -EPERM && owner != (uid_t)-1)
+        r = cb_segment_open_status(&found.page, found.name, &owner, 1, &found.is_live, &why);
     if (r == 0 && cb_stats_attach(found.page.base, found.page.bytes) != 0) {
         cb_segment_unmap(&found.page);
         return cb_fail_at(found.name, found.is_live ? CB_VERSION : CB_NO_DAEMON, 0, 0);

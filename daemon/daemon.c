@@ -82,6 +82,7 @@ void daemon_boot(const struct daemon_config *config, const char *version, uint64
     snprintf(boot->isa, sizeof boot->isa, "%s", info->caps.isa);
     snprintf(boot->loop, sizeof boot->loop, "%s", loop_name(config->loop));
     snprintf(boot->version, sizeof boot->version, "%s", version);
+    snprintf(boot->sandbox, sizeof boot->sandbox, "%s", config->sandbox ? config->sandbox : "off");
     if (config->settings->batch_invariant)
         snprintf(boot->batch_invariant, sizeof boot->batch_invariant, "true");
     else if (info->caps.bf16_tokens)

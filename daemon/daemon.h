@@ -40,6 +40,7 @@ struct daemon_config {
     uint64_t first_cursor;
     gid_t admin_group;
     control_command command; /* answers operators (daemon/admin.h) */
+    const char *sandbox;     /* in words (sandbox.h), for daemon_boot only; NULL: off */
 };
 
 enum daemon_state { DAEMON_SERVING, DAEMON_DRAINING, DAEMON_STOPPED };

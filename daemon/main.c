@@ -17,9 +17,13 @@
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
 #include "daemon/guard.h"
+#include "daemon/handed.h"
 #include "daemon/model/model.h"
 #include "daemon/model/vocabulary.h"
+#include "daemon/notify.h"
 #include "daemon/place.h"
+#include "daemon/privileges.h"
+#include "daemon/sandbox.h"
 #include "kernels/kernels.h"
 #include "shm/stdio_hold.h"
 
@@ -41,6 +45,8 @@ struct program {
     int vocab_fd;
     struct daemon *daemon;
     struct loop_watch signals;
+    struct notify notify;
+    struct loop_timer alive; /* the next sign of life */
     gid_t socket_group, admin_group;
     bool has_terminal;       /* which may hang up */
     uint64_t load_logged_ns; /* the last line about it, or its beginning */
@@ -155,6 +161,7 @@ static int load_progress(void *ctx, uint64_t done_bytes, uint64_t total_bytes)
     if (now - p->load_logged_ns < SECOND_NS)
         return 0;
     p->load_logged_ns = now;
+    notify_send(&p->notify, "EXTEND_TIMEOUT_USEC=20000000"); /* it goes on */
     log_info(&p->log, "loads %s: %llu of %llu MiB", p->settings.model,
              (unsigned long long)(done_bytes >> 20), (unsigned long long)(total_bytes >> 20));
     return 0;
@@ -222,7 +229,9 @@ static int open_daemon(struct program *p)
                                                             : LOOP_AUTO;
     /* A socket and a pidfd for each connection, signals, the listener. */
     uint32_t n_watches = 2 * ((uint32_t)set->max_lanes + CLIENTS_SPARE) + 2;
+    char sandbox[SANDBOX_WORDS_MAX];
     struct cb_stats_boot boot;
+    sandbox_words(set->sandbox, sandbox);
     int r = loop_new(&p->loop, kind, n_watches, &clock_monotonic, &p->log);
     if (r) {
         errno = -r;
@@ -243,12 +252,35 @@ static int open_daemon(struct program *p)
         .vocab_bytes = p->vocab.bytes,
         .admin_group = p->admin_group,
         .command = admin_command,
+        .sandbox = sandbox,
     };
     if (getrandom(config.boot_id, sizeof config.boot_id, 0) != (ssize_t)sizeof config.boot_id)
         return fatal(p, "can't get random numbers for the boot id");
     daemon_boot(&config, VERSION, (uint64_t)time(NULL), &boot);
+    config.sandbox = NULL; /* the page has it */
     cb_stats_init(config.stats, &boot);
     return daemon_new(&p->daemon, &config);
+}
+
+/* As root: makes the run directory, then is root no more, or one without capabilities. */
+static int drop_privileges(struct program *p)
+{
+    const struct settings *set = &p->settings;
+    char message[PRIVILEGES_MESSAGE_MAX];
+    struct privileges who;
+    int r = privileges_find(&who, set->user, message);
+    if (r == 0 && who.uid != (uid_t)-1)
+        r = place_give(&p->place, set, who.uid, who.gid, message);
+    if (r == 0)
+        r = privileges_drop(&who, p->socket_group, set->sandbox, message);
+    return r ? fatal(p, message) : 0;
+}
+
+static void alive_due(struct loop_timer *t)
+{
+    struct program *p = list_entry(t, struct program, alive);
+    notify_send(&p->notify, "WATCHDOG=1");
+    loop_timer_set(p->loop, t, clock_now(&clock_monotonic) + p->notify.interval_ns);
 }
 
 static int start(struct program *p)
@@ -261,8 +293,11 @@ static int start(struct program *p)
     if (raise_descriptors(p))
         return -1;
     if (place_group(set->socket_group, "socket_group", &p->socket_group, message) ||
-        place_group(set->admin_group, "admin_group", &p->admin_group, message) ||
-        place_take(&p->place, set, p->socket_group, message))
+        place_group(set->admin_group, "admin_group", &p->admin_group, message))
+        return fatal(p, message);
+    if (drop_privileges(p))
+        return -1;
+    if (place_take(&p->place, set, p->socket_group, message))
         return fatal(p, message);
     r = open_model(p);
     if (r == 0)
@@ -272,7 +307,9 @@ static int start(struct program *p)
     if (r)
         return r;
     if (place_show_status(&p->place, p->status.name, message) ||
-        place_listen(&p->place, set, p->socket_group, message))
+        handed_listener(&p->place, set, message))
+        return fatal(p, message);
+    if (p->place.listen_fd < 0 && place_listen(&p->place, set, p->socket_group, message))
         return fatal(p, message);
     r = control_listen(p->daemon->control, p->place.listen_fd);
     if (r == 0)
@@ -282,6 +319,8 @@ static int start(struct program *p)
         log_warn(&p->log, "can't watch the socket");
         return r;
     }
+    if (set->sandbox && sandbox_is_possible() && sandbox_enter(p->log.fd, message))
+        return fatal(p, message);
     return 0;
 }
 
@@ -343,14 +382,22 @@ static void report(struct program *p)
                   p->settings.socket_trust
                       ? "every user who connects is trusted (socket_trust)"
                       : "only root and this user may connect; see socket_trust");
+    char words[SANDBOX_WORDS_MAX];
+    sandbox_words(p->settings.sandbox, words);
+    log_info(&p->log, "sandbox %s", words);
     puts("ready");
     fflush(stdout);
+    notify_send(&p->notify, "READY=1");
+    if (p->notify.interval_ns)
+        alive_due(&p->alive);
 }
 
 static void stop(struct program *p)
 {
     if (p->loop)
         loop_unwatch(p->loop, &p->signals);
+    loop_timer_clear(&p->alive);
+    notify_close(&p->notify);
     daemon_free(p->daemon);
     loop_free(p->loop);
     model_free(p->model);
@@ -391,10 +438,15 @@ int main(int argc, char **argv)
         return 2;
     }
     kernels_thread_init();
+    loop_timer_init(&p->alive, alive_due);
+    notify_open(&p->notify);
     r = start(p);
     if (r == 0) {
         daemon_settings_changed(p->daemon);
         report(p);
+        while (p->daemon->state == DAEMON_SERVING)
+            daemon_turn(p->daemon);
+        notify_send(&p->notify, "STOPPING=1");
         while (p->daemon->state != DAEMON_STOPPED)
             daemon_turn(p->daemon);
     }

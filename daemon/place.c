@@ -31,8 +31,8 @@ int place_group(const char *name, const char *setting, gid_t *gidp, char *messag
     return 0;
 }
 
-/* Makes one directory or accepts the one that is there. */
-static int dir_make(const char *path, char *message)
+/* Makes one directory or accepts the one that is there, if it can be used that way. */
+static int dir_make(const char *path, int use, char *message)
 {
     struct stat st;
     if (mkdir(path, 0755) < 0 && errno != EEXIST)
@@ -51,7 +51,7 @@ static int dir_make(const char *path, char *message)
                       "the run directory %s belongs to uid %u, not to this user or "
                       "root; remove it, or set runtime_dir",
                       path, (unsigned)st.st_uid);
-    if (access(path, W_OK | X_OK) < 0)
+    if (access(path, use) < 0)
         return refuse(message, -errno, "the run directory %s is not writable: %s; see runtime_dir",
                       path, strerror(errno));
     return 0;
@@ -76,11 +76,11 @@ static int base_dir(const struct settings *set, char *dir, size_t n, char *messa
                                     n - 1);
 }
 
-int place_take(struct place *p, const struct settings *set, gid_t group, char *message)
+static int find(struct place *p, const struct settings *set, char base[PLACE_PATH_MAX],
+                char *message)
 {
-    char base[PLACE_PATH_MAX], lock[PLACE_PATH_MAX + 8];
     *p = (struct place){.lock_fd = -1, .listen_fd = -1};
-    int r = base_dir(set, base, sizeof base, message);
+    int r = base_dir(set, base, PLACE_PATH_MAX, message);
     if (r)
         return r;
     if (snprintf(p->dir, sizeof p->dir, "%s/%s", base, set->instance) >= (int)sizeof p->dir ||
@@ -89,9 +89,44 @@ int place_take(struct place *p, const struct settings *set, gid_t group, char *m
                       "the socket's name would be longer than %d bytes; set a shorter runtime_dir "
                       "or instance",
                       PLACE_PATH_MAX - 1);
-    r = dir_make(base, message);
+    return 0;
+}
+
+int place_give(struct place *p, const struct settings *set, uid_t uid, gid_t gid, char *message)
+{
+    char base[PLACE_PATH_MAX];
+    struct stat st;
+    int r = find(p, set, base, message);
     if (r == 0)
-        r = dir_make(p->dir, message);
+        r = dir_make(base, W_OK | X_OK, message);
+    if (r)
+        return r;
+    if (lstat(base, &st) < 0 || st.st_uid != 0)
+        return refuse(message, -EPERM,
+                      "the run directory %s is not root's, so nobody else can be let in there; "
+                      "see runtime_dir",
+                      base);
+    if (mkdir(p->dir, 0755) < 0 && errno != EEXIST)
+        return refuse(message, -errno, "can't make the run directory %s: %s; see runtime_dir",
+                      p->dir, strerror(errno));
+    int fd = open(p->dir, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    r = fd < 0 || fchown(fd, uid, gid) < 0 ? -errno : 0;
+    if (fd >= 0)
+        close(fd);
+    return r ? refuse(message, r, "can't give %s to the daemon's user: %s", p->dir, strerror(-r))
+             : 0;
+}
+
+int place_take(struct place *p, const struct settings *set, gid_t group, char *message)
+{
+    char base[PLACE_PATH_MAX], lock[PLACE_PATH_MAX + 8];
+    int r = find(p, set, base, message);
+    if (r)
+        return r;
+    /* Who was given a directory of its own has no business in the one above. */
+    r = dir_make(base, access(p->dir, W_OK | X_OK) ? W_OK | X_OK : X_OK, message);
+    if (r == 0)
+        r = dir_make(p->dir, W_OK | X_OK, message);
     if (r)
         return r;
     snprintf(lock, sizeof lock, "%s/lock", p->dir);
@@ -174,7 +209,8 @@ void place_release(struct place *p)
     }
     p->shows_status = false;
     if (p->listen_fd >= 0) {
-        (void)unlink(p->path); /* ours: we hold the lock */
+        if (!p->is_handed)
+            (void)unlink(p->path); /* ours: we hold the lock */
         close(p->listen_fd);
     }
     if (p->lock_fd >= 0)

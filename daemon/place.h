@@ -29,10 +29,13 @@ struct place {
     int lock_fd;               /* -1: not taken */
     int listen_fd;             /* -1: not listening */
     bool shows_status;
+    bool is_handed;           /* the socket is the manager's (handed.h) */
     bool refuses_descriptors; /* by the kernel */
     mode_t mode;              /* in force      */
 };
 
+/* As root, for a daemon that will be another user: makes the directory and gives it to that one. */
+int place_give(struct place *p, const struct settings *set, uid_t uid, gid_t gid, char *message);
 /* Makes and locks the directory. -EBUSY: an instance of this name runs already. */
 int place_take(struct place *p, const struct settings *set, gid_t group, char *message);
 /* Links `status` to the page of that name, in /dev/shm, which is complete by now. */

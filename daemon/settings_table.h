@@ -89,6 +89,8 @@
  X(socket_group,           STRING,        "",        0, 63, "group",            0,    "group of the socket and its directory; empty: the daemon's") \
  X(admin_group,            STRING,        "",        0, 63, "group",            0,    "its members may drain, stop, pause, resume, set, load weights and cancel for all; empty: root and the daemon's user only") \
  X(socket_trust,           BOOL,          "false",   0, 0, "",                  0,    "keep socket_mode on kernels before 6.16, where a client can block the daemon by descriptors") \
+ X(user,                   STRING,        "",        0, 63, "name",             0,    "whom cbd becomes when root starts it, once its run directory is made, before it opens the model; empty: nobody else") \
+ X(sandbox,                BOOL,          "true",    0, 0, "",                  0,    "has no capabilities, not even as root, and no new privileges, and once it serves, only the system calls that serving takes") \
  X(drain_timeout,          NUMBER,        "30",      0, 86400, "s",             LIVE, "how long a drain may last before what is left is stopped") \
  X(watchdog_ms,            NUMBER,        "10000",   100, 3600000, "ms",        LIVE, "work that waits so long without progress is logged and counted") \
  X(net_ms,                 NUMBER,        "1000",    100, 3600000, "ms",        LIVE, "with lanes open, a sleep is never longer; what it missed is counted") \

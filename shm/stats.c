@@ -145,6 +145,7 @@ void cb_stats_boot(const void *page, struct cb_stats_boot *boot)
     boot->loop[sizeof boot->loop - 1] = 0;
     boot->version[sizeof boot->version - 1] = 0;
     boot->batch_invariant[sizeof boot->batch_invariant - 1] = 0;
+    boot->sandbox[sizeof boot->sandbox - 1] = 0;
 }
 
 uint64_t cb_stats_read(const void *page, enum cb_stat stat)

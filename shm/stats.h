@@ -30,7 +30,7 @@ enum cb_timing {
 };
 
 #define CB_STATS_MAGIC   0x3154415453424300ull
-#define CB_STATS_VERSION 3u
+#define CB_STATS_VERSION 4u
 
 /* Facts that don't change while a daemon runs, but for one. Strings end with a NUL. */
 struct cb_stats_boot {
@@ -49,6 +49,7 @@ struct cb_stats_boot {
     char loop[16]; /* how the daemon waits */
     char version[32];
     char batch_invariant[96]; /* whether results depend on the batch, and why */
+    char sandbox[96];         /* what the daemon can still do to the machine  */
 };
 
 struct cb_stats_page {

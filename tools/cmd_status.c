@@ -91,6 +91,7 @@ static json_t *status_json(const struct watch *w, bool for_programs)
     set_number(o, "threads", boot->n_threads);
     set_text(o, "batch_invariant", boot->batch_invariant);
     set_text(o, "loop", boot->loop);
+    set_text(o, "sandbox", boot->sandbox);
     set_number(o, "vocabulary", boot->n_vocab);
     set_number(o, "context", boot->n_context);
     set_number(o, "page_size", boot->page_size);

@@ -181,7 +181,6 @@ static int load_weights(struct opening *o)
     struct forward_loading loading;
 
     f->kv_dtype = o->config->kv_dtype;
-    f->without_uring = o->config->without_uring;
     /* No sequence is longer than the whole cache. */
     if (n_positions > f->config.n_context)
         n_positions = f->config.n_context;

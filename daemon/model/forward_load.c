@@ -223,7 +223,7 @@ int forward_reload_begin(struct model *m, int fd, const char *name, char *messag
 
 static int reload_some(struct forward *f, struct forward_reload *reload, char *message)
 {
-    const struct loader_how how = {.without_uring = f->without_uring};
+    const struct loader_how how = {.without_uring = true}; /* the file is in memory already */
     const struct forward_source source = {.g = reload->g, .how = &how, .message = message};
     struct loader *l = &reload->loading.loader;
     int r;

@@ -26,7 +26,6 @@ struct forward {
     struct weights weights;
     struct kv *kv;
     enum dtype kv_dtype;
-    bool without_uring;
     struct stream *stream;
     uint32_t max_tokens, max_seqs;
     struct scratch scratch;

@@ -114,6 +114,7 @@ void system_fini(struct system *s)
         int status = system_wait(s);
         char *log = system_log(s);
         cr_assert_eq(status, 0, "a drain ended with %d; the log:\n%s", status, log);
+        cr_expect(!strstr(log, "the sandbox refused"), "the list of calls lacks one:\n%s", log);
         free(log);
         cr_expect_eq(count_entries("/dev/shm", s->instance), 0, "a name is left in /dev/shm");
         snprintf(sock, sizeof sock, "%s/%s/sock", s->dir, s->instance);
@@ -251,6 +252,13 @@ static void figures_steady(const struct system *s, struct figures *f)
     }
 }
 
+void system_note(struct system *s)
+{
+    figures_steady(s, &s->start);
+    cr_assert_eq(s->start.lanes, 0);
+    cr_assert_eq(s->start.n_shm, 1, "%d names in /dev/shm", (int)s->start.n_shm);
+}
+
 void system_start(struct system *s, const char *const *settings)
 {
     system_spawn_as(s, geteuid(), settings);
@@ -259,9 +267,7 @@ void system_start(struct system *s, const char *const *settings)
         int status = system_wait(s);
         cr_assert_fail("cbd ended with %d; the log:\n%s", status, log);
     }
-    figures_steady(s, &s->start);
-    cr_assert_eq(s->start.lanes, 0);
-    cr_assert_eq(s->start.n_shm, 1, "%d names in /dev/shm", (int)s->start.n_shm);
+    system_note(s);
 }
 
 static int wait_for(pid_t pid)

@@ -45,7 +45,9 @@ void system_fini(struct system *s);
 void system_spawn_as(struct system *s, uid_t uid, const char *const *settings);
 /* True once it says `ready`; false if it ended before. */
 bool system_is_ready(struct system *s);
-/* The two together, for the usual case; notes the figures to settle to. */
+/* Notes the figures to settle to, before anybody connects. */
+void system_note(struct system *s);
+/* The three together, for the usual case. */
 void system_start(struct system *s, const char *const *settings);
 #define SETTINGS(...) ((const char *const[]){__VA_ARGS__ __VA_OPT__(, ) NULL})
 

@@ -46,6 +46,11 @@ figure() {
     sed "s/.*\"$1\": *\([0-9.]*\).*/\1/"
 }
 
+# What the daemon's loop has taken itself so far, in ns, and its steps.
+own() {
+    "$build/cbctl" status --json >"$run/status" && figure own_ns <"$run/status" && figure steps <"$run/status"
+}
+
 # A CSV file as columns, numbers to the right.
 table() {
     awk -F, '{ for (i = 1; i <= NF; i++) { c[NR, i] = $i; if (length($i) > w[i]) w[i] = length($i) } n = NF }
@@ -69,14 +74,17 @@ echo "== null model, 32 requests"
 "$build/cbctl" bench --requests 32 --prompt-tokens 128 --new-tokens 64 --repeats 5 --processes 4 || exit 1
 stop
 
-echo "== $(basename "$model"), prompts of 128 tokens, $new new ones"
+echo "== $(basename "$model"), prompts of 128 tokens, $new new ones; own: the loop's own part of a step, microseconds"
 start --model "$model"
 "$build/cbctl" bench --requests 8 --prompt-tokens 128 --new-tokens 2 >"$run/warm" || exit 1
-echo "requests,prefill_tok_s,decode_tok_s" >"$run/requests"
+sleep 4 # the cache gets its memory in idle time, or else within steps
+echo "requests,prefill_tok_s,decode_tok_s,own" >"$run/requests"
 for _ in $(seq "$repeats"); do
     for n in $counts; do
+        before=$(own) || exit 1
         "$build/cbctl" bench --requests "$n" --prompt-tokens 128 --new-tokens $new --json >"$run/json" || exit 1
-        echo "$n,$(figure prefill_tok_s <"$run/json"),$(figure decode_tok_s <"$run/json")" >>"$run/requests"
+        own_us=$({ echo "$before"; own; } | awk '{ v[NR] = $1 } END { printf "%.1f", (v[3] - v[1]) / (v[4] - v[2]) / 1000 }')
+        echo "$n,$(figure prefill_tok_s <"$run/json"),$(figure decode_tok_s <"$run/json"),$own_us" >>"$run/requests"
     done
 done
 awk -v keys=1 -f "$here/spread.awk" "$run/requests" >"$csv/requests.csv"

@@ -306,6 +306,10 @@ static int start(struct program *p)
         r = open_daemon(p);
     if (r)
         return r;
+    if (p->place.is_second)
+        log_info(&p->log, "takes the place of the daemon that serves");
+    if (p->place.is_second && place_take_over(&p->place, set, p->socket_group, message))
+        return fatal(p, message);
     if (place_show_status(&p->place, p->status.name, message) ||
         handed_listener(&p->place, set, message))
         return fatal(p, message);
@@ -399,13 +403,14 @@ static void stop(struct program *p)
     loop_timer_clear(&p->alive);
     notify_close(&p->notify);
     daemon_free(p->daemon);
+    /* Before all that takes time: another one may wait for this place. */
+    place_release(&p->place);
     loop_free(p->loop);
     model_free(p->model);
     cb_segment_unmap(&p->vocab);
     if (p->vocab_fd >= 0)
         close(p->vocab_fd);
     cb_status_segment_fini(&p->status);
-    place_release(&p->place);
     if (p->signals.fd >= 0)
         close(p->signals.fd);
 }
@@ -416,7 +421,7 @@ int main(int argc, char **argv)
     struct program *p = &program;
     char message[SETTINGS_MESSAGE_MAX];
     cb_stdio_hold();
-    p->place.lock_fd = p->place.listen_fd = p->vocab_fd = p->signals.fd = -1;
+    p->place.lock_fd = p->place.listen_fd = p->place.next_fd = p->vocab_fd = p->signals.fd = -1;
     p->status.lock_fd = p->status.fd = -1;
     log_init(&p->log, STDERR_FILENO, LOG_LEVEL_INFO, &clock_monotonic);
     int r = settings_load(&p->settings, argc, argv, environ, &(struct settings_warn){warn, &p->log},

@@ -14,6 +14,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "daemon/takeover.h"
+
 #ifndef SO_PASSRIGHTS
 #define SO_PASSRIGHTS 83
 #endif
@@ -76,10 +78,25 @@ static int base_dir(const struct settings *set, char *dir, size_t n, char *messa
                                     n - 1);
 }
 
+/* There is one that serves: we alone are to take its place. */
+static int be_next(struct place *p, const struct settings *set, char *message)
+{
+    char path[PLACE_PATH_MAX + 8];
+    snprintf(path, sizeof path, "%s/next", p->dir);
+    p->next_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (p->next_fd < 0)
+        return refuse(message, -errno, "can't open %s: %s", path, strerror(errno));
+    if (flock(p->next_fd, LOCK_EX | LOCK_NB) < 0)
+        return refuse(message, -EBUSY, "instance %s is being taken over already (%s is locked)",
+                      set->instance, path);
+    p->is_second = true;
+    return 0;
+}
+
 static int find(struct place *p, const struct settings *set, char base[PLACE_PATH_MAX],
                 char *message)
 {
-    *p = (struct place){.lock_fd = -1, .listen_fd = -1};
+    *p = (struct place){.lock_fd = -1, .listen_fd = -1, .next_fd = -1};
     int r = base_dir(set, base, PLACE_PATH_MAX, message);
     if (r)
         return r;
@@ -133,6 +150,8 @@ int place_take(struct place *p, const struct settings *set, gid_t group, char *m
     p->lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
     if (p->lock_fd < 0)
         return refuse(message, -errno, "can't open %s: %s", lock, strerror(errno));
+    if (flock(p->lock_fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK && set->takeover)
+        return be_next(p, set, message);
     if (flock(p->lock_fd, LOCK_EX | LOCK_NB) < 0) {
         r = errno == EWOULDBLOCK
                 ? refuse(message, -EBUSY,
@@ -173,8 +192,11 @@ static int listen_at(struct place *p, const char *path, gid_t group)
         return -errno;
     if (group != (gid_t)-1 && chown(path, (uid_t)-1, group) < 0)
         return -errno;
-    if (chmod(path, p->mode) < 0 || listen(p->listen_fd, BACKLOG) < 0)
+    struct stat st;
+    if (chmod(path, p->mode) < 0 || listen(p->listen_fd, BACKLOG) < 0 || stat(path, &st) < 0)
         return -errno;
+    p->dev = st.st_dev;
+    p->ino = st.st_ino;
     return rename(path, p->path) < 0 ? -errno : 0;
 }
 
@@ -200,6 +222,32 @@ int place_listen(struct place *p, const struct settings *set, gid_t group, char 
     return 0;
 }
 
+int place_take_over(struct place *p, const struct settings *set, gid_t group, char *message)
+{
+    int first;
+    int r = takeover_greet(p->path, &first, message);
+    if (r == 0)
+        r = place_listen(p, set, group, message);
+    if (r == 0)
+        r = takeover_finish(first, p->lock_fd, message);
+    if (first >= 0)
+        close(first);
+    if (r == 0)
+        p->is_second = false;
+    if (r == 0) {
+        close(p->next_fd);
+        p->next_fd = -1;
+    }
+    return r;
+}
+
+/* While we hold the lock nobody else writes here, but for the one that takes our place. */
+static bool is_ours(const struct place *p)
+{
+    struct stat st;
+    return stat(p->path, &st) == 0 && st.st_dev == p->dev && st.st_ino == p->ino;
+}
+
 void place_release(struct place *p)
 {
     char path[PLACE_PATH_MAX + 8];
@@ -209,11 +257,13 @@ void place_release(struct place *p)
     }
     p->shows_status = false;
     if (p->listen_fd >= 0) {
-        if (!p->is_handed)
-            (void)unlink(p->path); /* ours: we hold the lock */
+        if (!p->is_handed && is_ours(p))
+            (void)unlink(p->path);
         close(p->listen_fd);
     }
+    if (p->next_fd >= 0)
+        close(p->next_fd);
     if (p->lock_fd >= 0)
         close(p->lock_fd);
-    p->lock_fd = p->listen_fd = -1;
+    p->lock_fd = p->listen_fd = p->next_fd = -1;
 }

@@ -4,6 +4,7 @@
  *   <runtime_dir>/<instance>/lock    flock: vanishes with the process, as no pid file does
  *   <runtime_dir>/<instance>/sock    SOCK_SEQPACKET; renamed into place once it listens
  *   <runtime_dir>/<instance>/status  a link to the STATUS page, which tells run directories apart
+ *   <runtime_dir>/<instance>/next    flock: of who is about to take this daemon's place
  *
  * No descriptor may ever reach this daemon: to take, drop or close one can block it for ever. Where
  * the kernel can refuse them (SO_PASSRIGHTS, 6.16), it does so before listen. Where it can't, the
@@ -27,7 +28,11 @@ struct place {
     char dir[PLACE_PATH_MAX];
     char path[PLACE_PATH_MAX]; /* the socket */
     int lock_fd;               /* -1: not taken */
-    int listen_fd;             /* -1: not listening */
+    bool is_second;            /* another daemon has the lock: its place is to be taken */
+    int next_fd;               /* -1: it is not */
+    dev_t dev;                 /* of the socket: there may be another's by that name */
+    ino_t ino;
+    int listen_fd; /* -1: not listening */
     bool shows_status;
     bool is_handed;           /* the socket is the manager's (handed.h) */
     bool refuses_descriptors; /* by the kernel */
@@ -36,13 +41,18 @@ struct place {
 
 /* As root, for a daemon that will be another user: makes the directory and gives it to that one. */
 int place_give(struct place *p, const struct settings *set, uid_t uid, gid_t gid, char *message);
-/* Makes and locks the directory. -EBUSY: an instance of this name runs already. */
+/* Makes and locks the directory. -EBUSY: an instance of this name runs already; with the setting
+ * takeover that is no error, and place_take_over is to follow. */
 int place_take(struct place *p, const struct settings *set, gid_t group, char *message);
 /* Links `status` to the page of that name, in /dev/shm, which is complete by now. */
 int place_show_status(struct place *p, const char *name, char *message);
 /* Listens; clients that connect from now on wait in the backlog. */
 int place_listen(struct place *p, const struct settings *set, gid_t group, char *message);
-/* Unlinks status and socket, closes, unlocks. Fine on one that was never taken. */
+/* Of one that is second, all else being ready: listens, tells the first to stop, and waits until it has
+ * gone. From the moment that the socket has its new name those who come wait in our backlog. Bounded; on
+ * an error the first serves on, unless it had been told to stop. */
+int place_take_over(struct place *p, const struct settings *set, gid_t group, char *message);
+/* Unlinks status and socket, if they are ours, closes, unlocks. Fine on one that was never taken. */
 void place_release(struct place *p);
 
 /* The group's number; (gid_t)-1 if name is empty. -ENOENT with message if there is none. */

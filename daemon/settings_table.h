@@ -25,6 +25,7 @@
  X(model,                  STRING,        "",        0, 1023, "path",           0,    "GGUF file to serve, or null: the model without arithmetic") \
  X(instance,               STRING,        "default", 1, 31, "name",             0,    "name of this daemon among others of the machine") \
  X(runtime_dir,            STRING,        "",        0, 60, "path",             0,    "where <instance>/sock lies; empty: as root /run/cbd, else $XDG_RUNTIME_DIR/cbd, else /tmp/cbd-UID") \
+ X(takeover,               BOOL,          "false",   0, 0, "",                  0,    "if a daemon of this instance serves, load beside it, then take its place: what it runs goes on here (cbctl upgrade)") \
  X(log_level,              CHOICE,        "info",    0, 0, "error|warning|info|debug", LIVE, "least important lines that are logged") \
  X(backend,                CHOICE,        "cpu",     0, 0, "cpu|reference",     0,    "who does the arithmetic") \
  X(isa,                    CHOICE,        "auto",    0, 0, "auto|scalar|avx2|avx512vnni|avx512bf16|amx|amx_emulated|amx512_emulated", 0, "instruction set of the cpu backend; results are the same on all; those emulated: amx in plain C, slow, for tests") \

@@ -24,6 +24,7 @@ int cmd_metrics(const struct cbctl *ctl, int argc, char **argv);
 int cmd_admin(const struct cbctl *ctl, int argc, char **argv); /* clients, requests, ... */
 int cmd_weights(const struct cbctl *ctl, int argc, char **argv);
 int cmd_pause(const struct cbctl *ctl, int argc, char **argv);
+int cmd_upgrade(const struct cbctl *ctl, int argc, char **argv);
 int cmd_run(const struct cbctl *ctl, int argc, char **argv);
 int cmd_generate(const struct cbctl *ctl, int argc, char **argv);
 int cmd_bench(const struct cbctl *ctl, int argc, char **argv);

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include "tests/system/stream.h"
 
@@ -439,6 +441,73 @@ Test(resume, a_command_that_was_told_to)
     output_free(&o);
     output_free(&whole);
     system_fini(&s);
+}
+
+/* The new one is nobody's child until it is ours. */
+static void upgrade(struct system *s, const char *const *words, bool comes)
+{
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    pid_t old = s->pid;
+    struct output o = system_run(s, NULL, "cbctl", words);
+    if (!comes) {
+        cr_assert_eq(o.status, 1);
+        output_free(&o);
+        return;
+    }
+    cr_assert_eq(o.status, 0, "%s", o.err);
+    cr_assert_eq(system_wait(s), 0);
+    json_t *answer = json_loads(o.out, 0, NULL);
+    cr_assert_eq(json_integer_value(json_object_get(answer, "was")), old);
+    s->pid = (pid_t)json_integer_value(json_object_get(answer, "pid"));
+    cr_assert(s->pid > 0 && s->pid != old);
+    json_decref(answer);
+    output_free(&o);
+}
+
+/* Under load, several times: the socket is never without a daemon, and no stream shows a seam. */
+Test(resume, upgrades_are_seen_by_nobody)
+{
+    static struct streams st;
+    struct system s;
+    struct crowd c;
+    struct cb_options options;
+    system_init(&s);
+    system_start(&s, DAEMON);
+    learn(&s, &st);
+    crowd_init(&c, &s);
+    for (uint32_t i = 0; i < 4; i++)
+        crowd_add(&c, streamer, &st);
+    crowd_await(&c, 4);
+    /* An even number: every other one can't have the plain name in /dev/shm, which is in use. */
+    for (int k = 0; k < 4; k++) {
+        upgrade(&s, SETTINGS("-i", s.instance, "upgrade", "--json"), true);
+        cb_options_init(&options);
+        cb_close(system_open(&s, &options));
+    }
+    atomic_store(&c.shared->go, 1);
+    crowd_join(&c);
+    crowd_fini(&c);
+    system_settle(&s);
+    system_fini(&s);
+}
+
+Test(resume, an_upgrade_that_fails_changes_nothing)
+{
+    static struct one o;
+    struct cb_request r = one_request(3000);
+    one_open(&o, DAEMON, NULL);
+    one_submit(&o, &r);
+    one_read(&o, 20);
+    upgrade(&o.s,
+            SETTINGS("-i", o.s.instance, "upgrade", "--json", "--", "--model", "/nowhere.gguf"),
+            false);
+    upgrade(&o.s, SETTINGS("-i", o.s.instance, "upgrade", "--program", "/bin/false"), false);
+    upgrade(&o.s, SETTINGS("-i", o.s.instance, "upgrade", "--program", "/nowhere"), false);
+    cb_close(system_open(&o.s, NULL));
+    one_read(&o, 0);
+    cr_assert(o.last.end == CB_END_LENGTH && o.n == 3000 && n_reconnects(&o) == 0);
+    release(&o);
+    one_close(&o);
 }
 
 Test(resume, two_that_do_not_go_together)

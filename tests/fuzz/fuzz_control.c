@@ -5,7 +5,9 @@
  * end.
  *
  * Fuzz programs link none of the tests' helpers, so those are included whole. */
+#include <inttypes.h>
 #include <stdlib.h>
+#include <xxhash.h>
 
 #include "tests/util/sim.c"
 #include "tests/util/sim_answers.c"
@@ -18,21 +20,40 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Root's commands: a known one, with any argument. */
+/* What is said of a file of FILE_BYTES zeros, which is no weights. */
+enum { FILE_BYTES = 40 };
+
+static void print_hash(char text[33])
+{
+    static const char zeros[FILE_BYTES];
+    XXH128_hash_t hash = XXH3_128bits(zeros, sizeof zeros);
+    snprintf(text, 33, "%016" PRIx64 "%016" PRIx64, (uint64_t)hash.high64, (uint64_t)hash.low64);
+}
+
+/* Root's commands: a known one, with any argument, or one that is known too. */
 static void make_harmless(unsigned char *record, uint8_t which)
 {
-    static const char *const harmless[] = {"pause", "resume", "why", "requests", "cancel"};
+    static const char *const harmless[] = {"pause",  "resume",        "why",         "requests",
+                                           "cancel", "stage-weights", "load-weights"};
+    const char *command = harmless[which % 7];
     struct cb_admin *admin = (void *)record;
+    char argument[33] = "all";
     if (admin->head.type != CB_RECORD_ADMIN)
         return;
     memset(admin->command, 0, sizeof admin->command);
-    strcpy(admin->command, harmless[which % 5]);
+    strcpy(admin->command, command);
     admin->command_bytes = (uint32_t)strlen(admin->command);
-    if (which & 0x40) { /* one that is known too */
-        memset(admin->argument, 0, sizeof admin->argument);
-        strcpy(admin->argument, which % 5 ? "all" : "hold");
-        admin->argument_bytes = (uint32_t)strlen(admin->argument);
-    }
+    if (!(which & 0x40))
+        return;
+    if (strcmp(command, "pause") == 0)
+        strcpy(argument, "hold");
+    else if (strcmp(command, "stage-weights") == 0)
+        snprintf(argument, sizeof argument, "%d", FILE_BYTES);
+    else if (strcmp(command, "load-weights") == 0)
+        print_hash(argument);
+    memset(admin->argument, 0, sizeof admin->argument);
+    strcpy(admin->argument, argument);
+    admin->argument_bytes = (uint32_t)strlen(admin->argument);
 }
 
 static void step(struct sim *s, int socks[PEERS], int deaths[PEERS], const uint8_t *data, size_t n)

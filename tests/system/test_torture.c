@@ -1,6 +1,6 @@
-/* A client is killed at every system call of its life, and between any two instructions of a
- * submit, a poll, a cancel and a release: half-done writes spoil its own lane only, and all comes
- * back. */
+/* A client is killed at every system call of its life, and between any two instructions of its
+ * submits, of one sequence and of several, its polls, cancels and releases: half-done writes spoil
+ * its own lane only, and all comes back. */
 #include <criterion/criterion.h>
 #include <signal.h>
 #include <string.h>
@@ -28,7 +28,7 @@ static void life(struct crowd *c, bool stops)
     struct cb_handle *h = crowd_open(c, NULL);
     struct cb_request r;
     struct cb_event event;
-    uint64_t ids[4];
+    uint64_t family, ids[3];
     cb_request_init(&r);
     r.ids = prompt;
     r.n_ids = 10;
@@ -37,12 +37,18 @@ static void life(struct crowd *c, bool stops)
     r.n_stop_ids = 2;
     if (stops)
         raise(SIGSTOP);
-    for (int i = 0; i < 4; i++)
+    r.n = 3;
+    if (cb_submit(h, &r, &family))
+        _exit(1);
+    cb_cancel(h, family + 1);
+    cb_release(h, family + 2);
+    r.n = 1;
+    for (int i = 0; i < 3; i++)
         if (cb_submit(h, &r, &ids[i]))
             _exit(1);
     cb_cancel(h, ids[1]);
     cb_release(h, ids[2]);
-    for (int n = 0; n < 3;) {
+    for (int n = 0; n < 4;) {
         int got = cb_poll(h, &event);
         if (got == 0)
             got = cb_wait(h, 0, &event, HANG_MS);

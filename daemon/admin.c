@@ -111,6 +111,11 @@ static void put_setting(const struct daemon *d, const struct settings_facts *fac
         cb_stats_boot(d->config.stats, &boot);
         buf_string(reply, "effect", boot.batch_invariant);
     }
+    if (i == SETTINGS_ROW_cpu_offload_space && model_info(d->config.model)->n_pool_blocks > 0) {
+        char words[256];
+        daemon_say_pinned(model_info(d->config.model), words, sizeof words);
+        buf_string(reply, "effect", words);
+    }
     buf_close(reply, '}');
 }
 

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "daemon/base/clock.h"
@@ -46,6 +47,23 @@ struct settings_facts daemon_facts(const struct model *model)
     for (uint32_t g = 0; g < info->n_groups; g++)
         facts.has_windows |= info->groups[g].window != 0;
     return facts;
+}
+
+void daemon_say_pinned(const struct model_info *info, char *text, size_t bytes)
+{
+    struct rlimit limit = {0};
+    uint64_t pool_bytes = (uint64_t)info->n_pool_blocks * info->block_bytes;
+    (void)getrlimit(RLIMIT_MEMLOCK, &limit);
+    if (info->pool_pin_error == 0)
+        snprintf(text, bytes, "pinned");
+    else if (limit.rlim_cur < pool_bytes)
+        snprintf(text, bytes,
+                 "not pinned, it may be swapped out: RLIMIT_MEMLOCK lets %" PRIu64
+                 " KiB be locked, and it has %" PRIu64 "; raise that (ulimit -l, LimitMEMLOCK=)",
+                 (uint64_t)limit.rlim_cur >> 10, pool_bytes >> 10);
+    else
+        snprintf(text, bytes, "not pinned, it may be swapped out: %s",
+                 strerror(info->pool_pin_error));
 }
 
 static void set_weights(struct daemon *d)
@@ -226,6 +244,8 @@ int daemon_new(struct daemon **daemonp, const struct daemon_config *config)
     engine_stats(d->engine, &d->seen);
     cb_stats_set(config->stats, CB_STAT_blocks_total, d->seen.n_blocks);
     cb_stats_set(config->stats, CB_STAT_blocks_free, d->seen.n_free_blocks);
+    cb_stats_set(config->stats, CB_STAT_pool_pinned,
+                 d->seen.n_pool_blocks > 0 && model_info(config->model)->pool_pin_error == 0);
     *daemonp = d;
     return 0;
 }

@@ -68,6 +68,10 @@ struct daemon {
 /* What the settings depend on, as far as the model tells (NULL: it is not open yet). */
 struct settings_facts daemon_facts(const struct model *model);
 
+/* Whether the pool beside the cache, which the model has, is kept from being swapped out, and why not:
+ * into text [bytes]. */
+void daemon_say_pinned(const struct model_info *info, char *text, size_t bytes);
+
 /* Facts of this boot for the STATUS page. */
 void daemon_boot(const struct daemon_config *config, const char *version, uint64_t unix_s,
                  struct cb_stats_boot *boot);

@@ -358,9 +358,12 @@ static void report_pool(struct program *p)
             "cpu_offload_space is cut to %.0f MiB by cpu_offload_space_safety_threshold: free "
             "memory, or raise that",
             (double)bytes / 0x1p20);
-    if (info->n_pool_blocks > 0)
-        log_info(&p->log, "%u blocks beside the cache, %.0f MiB, for what is preempted",
-                 info->n_pool_blocks, (double)bytes / 0x1p20);
+    if (info->n_pool_blocks > 0) {
+        char words[256];
+        daemon_say_pinned(info, words, sizeof words);
+        log_info(&p->log, "%u blocks beside the cache, %.0f MiB, for what is preempted: %s",
+                 info->n_pool_blocks, (double)bytes / 0x1p20, words);
+    }
 }
 
 static void report(struct program *p)

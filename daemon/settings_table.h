@@ -37,7 +37,7 @@
  X(num_blocks,             OPTIONAL,      "none",    1, 16777216, "blocks",     0,    "size of the cache, rounded up to what memory is handed out by; none: by max_memory_percent") \
  X(max_batch_tokens,       OPTIONAL,      "none",    1, 65536, "tokens",        0,    "query tokens a step; none: 512") \
  X(max_memory_percent,     OPTIONAL_REAL, "none",    0.001, 1, "share",         0,    "share of available memory that the cache may take; none: 0.6, at most eight contexts") \
- X(cpu_offload_space,      OPTIONAL_REAL, "0",       0, 1048576, "GiB",         0,    "memory beside the cache where keys and values of preempted requests wait; without, they are computed again; none: as much as the next setting allows") \
+ X(cpu_offload_space,      OPTIONAL_REAL, "0",       0, 1048576, "GiB",         0,    "memory beside the cache where keys and values of preempted requests wait, kept from being swapped out if RLIMIT_MEMLOCK allows; without, they are computed again; none: as much as the next setting allows") \
  X(cpu_offload_space_safety_threshold, REAL, "0.8", 0, 1, "share",              0,    "share of the memory left by weights and cache that cpu_offload_space may take at most; 0: nothing is put aside") \
  X(max_requests_per_batch, OPTIONAL,      "none",    1, 4096, "requests",       0,    "requests a step; none: 1024, at most max_batch_tokens") \
  X(max_blocks_per_request, OPTIONAL,      "none",    0, 1048576, "blocks",      0,    "up to so many blocks decoding is free of the read budget; none: 0") \

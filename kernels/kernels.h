@@ -309,6 +309,8 @@ struct backend_ops {
     struct kv *(*kv_free)(struct kv *kv);
     size_t (*kv_page_bytes)(const struct kv_shape *shape);
     int (*kv_populate)(struct kv *kv, uint32_t page_idx, uint32_t n_pages); /* backs with memory */
+    /* Keeps these pages from being swapped out, as pin.h. 0 or a negative errno. */
+    int (*kv_pin)(struct kv *kv, uint32_t page_idx, uint32_t n_pages);
     int (*kv_copy)(struct kv *kv, const struct page_copy *copies, uint32_t n_copies);
 
     int (*stream_new)(struct backend *b, struct stream **streamp, const struct stream_shape *shape);

@@ -264,6 +264,8 @@ static int open_parts(struct opening *o)
         return model_refuse(
             o->message, r, "cache of %" PRIu32 " blocks of %" PRIu32 " tokens (%s): %s: %s",
             shape.n_pages, shape.page_size, dtype_name(shape.dtype), why, strerror(-r));
+    f->model.info.pool_pin_error =
+        -f->ops->kv_pin(f->kv, f->model.info.n_blocks, f->model.info.n_pool_blocks);
     r = load_weights(o);
     if (!r)
         r = make_scratch(o);

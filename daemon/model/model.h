@@ -56,6 +56,7 @@ struct model_info {
     /* Blocks of the pool beside it, numbered from n_blocks on. No step reads or writes there:
      * model_copy_block moves what they hold. */
     uint32_t n_pool_blocks;
+    int pool_pin_error; /* 0: the pool can't be swapped out; else the errno why it can */
     uint32_t n_groups;
     struct model_group {
         uint32_t blocks_per_sector;

@@ -18,6 +18,7 @@
 #include "daemon/model/memory.h"
 #include "daemon/model/model_ops.h"
 #include "daemon/model/vocabulary.h"
+#include "kernels/pin.h"
 
 enum { NULL_VOCAB = 49152, NULL_CONTEXT = 131072, NULL_CACHE_CONTEXTS = 8, NULL_SLICES = 4 };
 
@@ -394,6 +395,9 @@ int null_open(struct model **modelp, const struct model_config *config, char *me
     void *kv = mmap(NULL, n->kv_bytes, PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     n->kv = kv == MAP_FAILED ? NULL : kv;
+    if (n->kv)
+        info->pool_pin_error = -pin_memory((char *)kv + info->n_blocks * info->block_bytes,
+                                           info->n_pool_blocks * info->block_bytes);
     n->populated = calloc(n->n_all_blocks, 1);
     n->samples = calloc(n->max_tokens, sizeof *n->samples);
     n->done = calloc(n->max_seqs, 1);

@@ -172,6 +172,7 @@ const struct backend_ops backend_cpu = {
     .kv_free = cpu_kv_free,
     .kv_page_bytes = cpu_kv_page_bytes,
     .kv_populate = cpu_kv_populate,
+    .kv_pin = cpu_kv_pin,
     .kv_copy = cpu_kv_copy,
     .stream_new = cpu_stream_new,
     .stream_free = cpu_stream_free,

@@ -135,6 +135,7 @@ int cpu_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *shape,
 struct kv *cpu_kv_free(struct kv *kv);
 size_t cpu_kv_page_bytes(const struct kv_shape *shape);
 int cpu_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages);
+int cpu_kv_pin(struct kv *kv, uint32_t page_idx, uint32_t n_pages);
 int cpu_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies);
 int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stream_shape *shape);
 struct stream *cpu_stream_free(struct stream *s);

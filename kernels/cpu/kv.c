@@ -2,11 +2,14 @@
  * contiguous, all layers together, so that populating and copying a page are single sweeps. */
 #include "kernels/cpu/cpu.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+
+#include "kernels/pin.h"
 
 enum { SYSTEM_PAGE = 4096, POPULATE_BYTES = 1 << 21 };
 
@@ -120,6 +123,12 @@ int cpu_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
              (uint32_t)((n_pages * kv->page_bytes + before + POPULATE_BYTES - 1) / POPULATE_BYTES),
              1);
     return atomic_load_explicit(&p.err, memory_order_relaxed);
+}
+
+int cpu_kv_pin(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
+{
+    assert(page_idx <= kv->shape.n_pages && n_pages <= kv->shape.n_pages - page_idx);
+    return pin_memory(kv->data + page_idx * kv->page_bytes, n_pages * kv->page_bytes);
 }
 
 int cpu_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies)

@@ -155,6 +155,7 @@ const struct backend_ops backend_reference = {
     .kv_free = reference_kv_free,
     .kv_page_bytes = reference_kv_page_bytes,
     .kv_populate = reference_kv_populate,
+    .kv_pin = reference_kv_pin,
     .kv_copy = reference_kv_copy,
     .stream_new = reference_stream_new,
     .stream_free = reference_stream_free,

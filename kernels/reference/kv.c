@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "kernels/numeric.h"
+#include "kernels/pin.h"
 
 static size_t head_bytes(const struct kv_shape *shape)
 {
@@ -113,6 +114,12 @@ int reference_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
         *byte = *byte;
     }
     return 0;
+}
+
+int reference_kv_pin(struct kv *kv, uint32_t page_idx, uint32_t n_pages)
+{
+    assert(page_idx <= kv->shape.n_pages && n_pages <= kv->shape.n_pages - page_idx);
+    return pin_memory(kv->pages + page_idx * kv->page_bytes, n_pages * kv->page_bytes);
 }
 
 int reference_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies)

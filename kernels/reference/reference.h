@@ -102,6 +102,7 @@ int reference_kv_new(struct backend *b, struct kv **kvp, const struct kv_shape *
 struct kv *reference_kv_free(struct kv *kv);
 size_t reference_kv_page_bytes(const struct kv_shape *shape);
 int reference_kv_populate(struct kv *kv, uint32_t page_idx, uint32_t n_pages);
+int reference_kv_pin(struct kv *kv, uint32_t page_idx, uint32_t n_pages);
 int reference_kv_copy(struct kv *kv, const struct page_copy *copies, uint32_t n_copies);
 /* Writes K and V [n_kv_heads][head_dim] of one token; slots outside the pool (KERNELS_NO_SLOT) are
  * ignored. */

@@ -397,6 +397,46 @@ Test(weights, who_stands_before_the_end_of_a_repetition_begins_anew)
     sets_fini(&sets);
 }
 
+/* Preempted and computed again, piece by piece, by the weights it had: others come between two. */
+Test(weights, who_stands_in_a_repetition_by_the_same_weights_begins_anew)
+{
+    struct job jobs[] = {{.n_prompt = 4, .n_new = NEW_MAX, .prompt = {5, 6, 7, 8}},
+                         {.n_prompt = 4, .n_new = NEW_MAX, .prompt = {9, 10, 11, 12}}};
+    static const uint8_t set_of[] = {0, 1};
+    struct job *again = NULL;
+    struct rig g, alone;
+    struct sets sets;
+    uint32_t set = 0;
+    sets_init(&sets, true);
+    rig_init(&g, &sets, 4, 0, false, 8); /* each of the two comes to three blocks */
+    for (int i = 0; i < 2; i++)
+        cr_assert(submit(&g, &jobs[i], 1, ON_NEW_WEIGHTS_DEFAULT));
+    for (int n = 0; n < 300 && !again; n++) {
+        step(&g);
+        for (int i = 0; i < 2; i++) {
+            struct request_info info = {.n_soft_resets = 0};
+            if (jobs[i].r)
+                engine_request_info(jobs[i].r, &info);
+            if (info.n_soft_resets > 0 && info.n_cached > 0 &&
+                info.n_cached + 1 < info.n_prompt + info.n_generated)
+                again = &jobs[i];
+        }
+    }
+    cr_assert(again, "nobody is computed again");
+    uint32_t n_had = again->n_got;
+    load(&g, &sets, 1, ON_NEW_WEIGHTS_CONTINUE);
+    while (!jobs[0].n_ends || !jobs[1].n_ends)
+        step(&g);
+    cr_expect_eq(again->epochs[n_had - 1], 0);
+    cr_expect_eq(again->epochs[n_had], 1 | CB_EPOCH_ANEW);
+    rig_fini(&g);
+    rig_init(&alone, &sets, 12, 0, false, CONTEXT);
+    for (int i = 0; i < 2; i++)
+        replay(&alone, &sets, &jobs[i], set_of, &set, 0);
+    rig_fini(&alone);
+    sets_fini(&sets);
+}
+
 /* A device's step is waited for: its tokens are of the weights that it began with. */
 Test(weights, a_step_on_the_device_ends_first)
 {

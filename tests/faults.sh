@@ -1,9 +1,9 @@
 #!/bin/sh
-# faults.sh: every test that faults.txt and edge-cases.txt name exists, and their rows are numbered upwards.
+# faults.sh: every test that faults.txt, edge-cases.txt and names.txt name exists, and their rows are numbered upwards.
 cd "$(dirname "$0")/.." || exit 1
 status=0
 known=$(grep -rhoE '^Test\([a-z_0-9]+, *[a-z_0-9]+' tests --include='*.c' | sed 's/^Test(//; s/, */\//')
-for table in tests/faults.txt tests/edge-cases.txt; do
+for table in tests/faults.txt tests/edge-cases.txt tests/names.txt; do
     last=0
     while IFS='|' read -r number what tests; do
         case $number in '#'* | '') continue ;; esac

@@ -25,6 +25,13 @@ static const char *const batch_names[] = {"inputs",
                                           "num_return_sequences",
                                           NULL};
 static const char *const manager_names[] = {"constructor",
+                                            "model",
+                                            "init_continuous_batching",
+                                            "continuous_batching_context_manager",
+                                            "destroy_cached_continuous_batching_manager",
+                                            "stop_trigger_time",
+                                            "input_ids",
+                                            "callback",
                                             "workload_hints",
                                             "start",
                                             "stop",
@@ -155,6 +162,17 @@ Test(table, has_every_name)
         n_fields++;
     cr_expect_eq(n_fields, 29);
     free(manual);
+}
+
+Test(table, every_name_has_a_test)
+{
+    char *names = slurp("tests/names.txt"), row[80];
+    for (size_t p = 0; p < sizeof parts / sizeof parts[0]; p++)
+        for (const char *const *name = parts[p].names; *name; name++) {
+            snprintf(row, sizeof row, " | %s | ", *name);
+            cr_expect(strstr(names, row), "no row of %s", *name);
+        }
+    free(names);
 }
 
 static bool is_word_in(const char *text, const char *word)

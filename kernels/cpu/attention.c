@@ -74,6 +74,25 @@ static void blocks_ahead(const struct attention_job *job, uint32_t seq_idx, uint
     }
 }
 
+/* What the worker takes of a sequence's head in the next layer, if there is room to say so. */
+static void note_ahead(const struct attention_job *job, uint32_t worker, uint32_t seq_idx,
+                       uint32_t kv_head, uint32_t first, uint32_t end)
+{
+    struct cpu_ahead *ahead = &job->s->ahead[worker];
+    const struct step *step = job->args->step;
+    const struct kv_shape *shape = &job->kv->shape;
+
+    if (job->args->layer + 1 == shape->n_layers)
+        return;
+    for (uint32_t at = first / 16 * 16; at < end && ahead->n < AHEAD_BLOCKS; at += 16) {
+        uint32_t page = step->table[step->table_off[seq_idx] + at / shape->page_size];
+
+        if (page < shape->n_pages)
+            ahead->blocks[ahead->n++] =
+                kv_block(job->kv, page, job->args->layer + 1, kv_head, at % shape->page_size);
+    }
+}
+
 /* What follows a span of an item: its next span, or the first one of the item after it. */
 static void look_ahead(const struct attention_job *job, uint32_t item, uint32_t span,
                        const struct attention_row *last, struct attention_ahead *ahead)
@@ -171,6 +190,8 @@ static void attend(const struct attention_job *job, uint32_t item, uint32_t work
     LEVEL(attention_queries)(job, &c, rows, tile->n_rows);
     first = rows[0].first / KERNELS_SPAN;
     end = rows[tile->n_rows - 1].end;
+    if (tile->n_rows <= FEW_ROWS)
+        note_ahead(job, worker, tile->seq_idx, kv_head, rows[0].first, end);
     for (uint32_t span = first; span * KERNELS_SPAN < end; span++) {
         if (tile->n_rows <= FEW_ROWS)
             look_ahead(job, item, span, &rows[tile->n_rows - 1], &c.ahead);
@@ -319,6 +340,13 @@ int LEVEL(attention)(struct stream *stream, struct tensor *o, const struct tenso
     uint32_t rows_max, spans_max, n_items;
     size_t partials_bytes;
 
+    for (uint32_t i = 0; i < pool_n_threads(pool); i++) {
+        struct cpu_ahead *ahead = &s->ahead[i];
+
+        ahead->n = ahead->next = 0;
+        ahead->at = ahead->end = NULL;
+        ahead->block_bytes = 2 * kv->half_bytes;
+    }
     job.n_items = n_items = cut_tiles(&job, &rows_max, &spans_max) * args->n_kv_heads;
     partials_bytes = (size_t)n_items * spans_max * rows_max * (16 + job.o_stride) * sizeof(float);
     if (n_items < 2 * pool_n_threads(pool) && pool_n_threads(pool) > 1 && spans_max > 1 &&

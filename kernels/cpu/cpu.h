@@ -13,6 +13,7 @@
 #ifndef CB_KERNELS_CPU_CPU_H
 #define CB_KERNELS_CPU_CPU_H
 
+#include <stdalign.h>
 #include <stdatomic.h>
 
 #include "kernels/cpu/memory.h"
@@ -73,6 +74,17 @@ struct kv {
     size_t page_bytes, head_bytes, half_bytes, mapped_bytes; /* half: a block's K, or its V */
 };
 
+/* Blocks of keys and values that a worker will take in the next layer, as it took them in this one.
+ * Its products fetch them meanwhile: they compute, where attention waits for memory. What is no
+ * longer so costs a little and changes nothing. The worker's alone while a region runs. */
+enum { AHEAD_BLOCKS = 512 };
+struct cpu_ahead {
+    alignas(64) uint32_t n, next; /* blocks[next, n) are to be fetched  */
+    const uint8_t *at, *end;      /* what is left of the one before     */
+    size_t block_bytes;
+    const uint8_t *blocks[AHEAD_BLOCKS];
+};
+
 /* Activations of a region, in the forms its weight wants. A tile of n <= 8 tokens is, for each
  * group: [n][32] q, then f32 dy[n], f32 sy[n] = dy * sum(q), i32 nsq[n] = -sum(q). Tile t begins at
  * q + t * 8 * n_groups * ACT_GROUP_BYTES, whatever the others' widths.
@@ -81,9 +93,10 @@ struct kv {
  * quotients rounded up, columns from n_cols on zeros. */
 struct act {
     const uint8_t *q;
-    const float *x;       /* f32 rows, normed if there is a norm */
-    size_t x_stride;      /* floats */
-    const uint16_t *bf16; /* or NULL */
+    const float *x;          /* f32 rows, normed if there is a norm */
+    size_t x_stride;         /* floats */
+    const uint16_t *bf16;    /* or NULL */
+    struct cpu_ahead *ahead; /* the worker's: its products set it */
     uint32_t n_tokens, n_cols;
 };
 
@@ -120,6 +133,7 @@ struct cpu_stream {
     uint32_t max_tiles;
     float *partials;           /* spans of attention shared by workers */
     struct head_track *tracks; /* [workers][max_outputs]               */
+    struct cpu_ahead *ahead;   /* [workers]                            */
     uint8_t *scratch;          /* [workers][scratch_bytes]             */
     uint8_t *sampler;          /* [workers][sampler_bytes]: sampler_scratch    */
     size_t scratch_bytes, q_bytes, x_bytes, partials_bytes, tracks_bytes, sampler_bytes;

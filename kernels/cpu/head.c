@@ -83,7 +83,7 @@ static void head_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
         .softcap = job->args->softcap,
     };
 
-    product_items(&job->product, begin, end, finish_row, &w);
+    product_items(&job->product, worker, begin, end, finish_row, &w);
 }
 
 static struct head_row merge_row(const struct cpu_stream *s, uint32_t output)

@@ -88,6 +88,15 @@ struct act_args {
 void BASE(quant)(struct cpu_stream *s, struct act *act, const struct weight *w,
                  const struct act_args *args);
 
+/* A worker's own copy, with what it fetches ahead. */
+static inline struct act act_of(const struct act *act, struct cpu_stream *s, uint32_t worker)
+{
+    struct act own = *act;
+
+    own.ahead = &s->ahead[worker];
+    return own;
+}
+
 /* Tokens that one call of matmul takes: of bf16 the more the better, for each call unpacks its
  * panels; of other activations what lets the results stay in the first-level cache. */
 #if LEVEL_TILES

@@ -29,8 +29,7 @@ static void linear_items(void *arg, uint32_t worker, uint32_t begin, uint32_t en
 {
     const struct linear_job *job = arg;
 
-    (void)worker;
-    product_items(&job->product, begin, end, finish_row, job);
+    product_items(&job->product, worker, begin, end, finish_row, job);
 }
 
 int LEVEL(linear)(struct stream *stream, struct tensor *y, const struct tensor *x,

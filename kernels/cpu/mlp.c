@@ -60,27 +60,27 @@ static void mlp_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
                                 .n_panels = 2 * gate->n_panels};
     const size_t stride = COUPLES * COUPLE_ROWS;
     alignas(64) float sums[MATMUL_TOKENS][COUPLES * COUPLE_ROWS];
+    const struct act act = act_of(&job->act, job->s, worker);
 
-    (void)worker;
-    LEVEL(matmul_begin)(&job->act);
+    LEVEL(matmul_begin)(&act);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t couple_idx = item % job->cut.n_units * COUPLES, left = gate->n_panels - couple_idx;
         uint32_t n_couples = left < COUPLES ? left : COUPLES;
         uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
         uint32_t token_end = token + job->cut.block_tokens;
 
-        if (token_end > job->act.n_tokens)
-            token_end = job->act.n_tokens;
+        if (token_end > act.n_tokens)
+            token_end = act.n_tokens;
         for (uint32_t n; token < token_end; token += n) {
-            n = matmul_n_tokens(&job->act, token, token_end);
+            n = matmul_n_tokens(&act, token, token_end);
             if (gate->dtype == up->dtype)
                 LEVEL(matmul)
-            (sums[0], stride, &both, 2 * couple_idx, 2 * n_couples, &job->act, token, n);
+            (sums[0], stride, &both, 2 * couple_idx, 2 * n_couples, &act, token, n);
             for (uint32_t c = 0; c < n_couples && gate->dtype != up->dtype; c++) {
                 float *out = sums[0] + c * COUPLE_ROWS;
 
-                LEVEL(matmul)(out, stride, gate, couple_idx + c, 1, &job->act, token, n);
-                LEVEL(matmul)(out + PANEL_ROWS, stride, up, couple_idx + c, 1, &job->act, token, n);
+                LEVEL(matmul)(out, stride, gate, couple_idx + c, 1, &act, token, n);
+                LEVEL(matmul)(out + PANEL_ROWS, stride, up, couple_idx + c, 1, &act, token, n);
             }
             /* In two loops: each is a chain of long latencies a token, side by side only where the
              * processor sees several tokens at once. */
@@ -90,7 +90,7 @@ static void mlp_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
                 finish_row(job, sums[t], token + t, couple_idx, n_couples);
         }
     }
-    LEVEL(matmul_end)(&job->act);
+    LEVEL(matmul_end)(&act);
 }
 
 int LEVEL(gate_up)(struct stream *stream, struct tensor *h, const struct tensor *x,

@@ -205,8 +205,9 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
     uint32_t hd = job->args->head_dim, unit_rows = job->unit_panels * PANEL_ROWS;
     float *sums = (float *)(void *)(job->s->scratch + worker * job->s->scratch_bytes);
     uint16_t *half = (uint16_t *)(void *)(sums + MATMUL_TOKENS * unit_rows);
+    const struct act act = act_of(&job->act, job->s, worker);
 
-    LEVEL(matmul_begin)(&job->act);
+    LEVEL(matmul_begin)(&act);
     for (uint32_t item = begin; item < end; item++) {
         uint32_t token = item / job->cut.n_units * job->cut.block_tokens;
         uint32_t token_end = token + job->cut.block_tokens;
@@ -214,19 +215,19 @@ static void qkv_items(void *arg, uint32_t worker, uint32_t begin, uint32_t end)
         uint32_t head = (u.part->row_idx + u.panel_idx * PANEL_ROWS) / hd;
         uint32_t n_heads = unit_n_rows(&u) / hd;
 
-        if (token_end > job->act.n_tokens)
-            token_end = job->act.n_tokens;
+        if (token_end > act.n_tokens)
+            token_end = act.n_tokens;
         for (uint32_t n; token < token_end; token += n) {
-            n = matmul_n_tokens(&job->act, token, token_end);
+            n = matmul_n_tokens(&act, token, token_end);
             fetch_cells(job, head, n_heads, token, n);
-            LEVEL(matmul)(sums, unit_rows, u.part, u.panel_idx, u.n_panels, &job->act, token, n);
+            LEVEL(matmul)(sums, unit_rows, u.part, u.panel_idx, u.n_panels, &act, token, n);
             for (uint32_t t = 0; t < n; t++) {
                 for (uint32_t h = 0; h < n_heads; h++)
                     finish_head(job, sums + t * unit_rows + h * hd, half, head + h, token + t);
             }
         }
     }
-    LEVEL(matmul_end)(&job->act);
+    LEVEL(matmul_end)(&act);
 }
 
 int LEVEL(qkv)(struct stream *stream, struct tensor *q, struct kv *kv, const struct tensor *x,

@@ -79,10 +79,11 @@ int cpu_stream_new(struct backend *b, struct stream **streamp, const struct stre
     s->tiles = calloc(s->max_tiles, sizeof *s->tiles);
     s->partials = memory_new(s->partials_bytes);
     s->tracks = memory_new(s->tracks_bytes);
+    s->ahead = memory_new(n_threads * sizeof *s->ahead);
     s->scratch = memory_new(n_threads * s->scratch_bytes);
     s->sampler = memory_new(n_threads * s->sampler_bytes);
-    if (!s->q || !s->next_q || !s->x || !s->tiles || !s->partials || !s->tracks || !s->scratch ||
-        !s->sampler) {
+    if (!s->q || !s->next_q || !s->x || !s->tiles || !s->partials || !s->tracks || !s->ahead ||
+        !s->scratch || !s->sampler) {
         cpu_stream_free(&s->stream);
         return -ENOMEM;
     }
@@ -98,6 +99,7 @@ struct stream *cpu_stream_free(struct stream *stream)
         return NULL;
     memory_free(s->sampler, pool_n_threads(s->backend->pool) * s->sampler_bytes);
     memory_free(s->scratch, pool_n_threads(s->backend->pool) * s->scratch_bytes);
+    memory_free(s->ahead, pool_n_threads(s->backend->pool) * sizeof *s->ahead);
     memory_free(s->tracks, s->tracks_bytes);
     memory_free(s->partials, s->partials_bytes);
     free(s->tiles);

@@ -86,6 +86,7 @@ struct cb_held {
     uint64_t arena_off;
     uint64_t user, seed;
     uint32_t n_prompt;
+    uint32_t limit;               /* the most tokens it can come to have */
     uint32_t start_us, finish_us; /* predicted; finish 0: not */
     uint32_t n_told;              /* tokens that events brought */
     uint32_t n_seen;              /* tokens known to be there */

@@ -188,11 +188,11 @@ static bool belongs(const struct cb_handle *h, const struct cb_held *q,
 {
     uint32_t n_known = q->n_seen;
     if (view->gen != q->gen || view->state == CB_SLOT_FREE || view->state > CB_SLOT_FAILED ||
-        view->emitted > view->out_cap || (view->emitted && !view->ids))
+        view->emitted > view->out_cap || view->out_cap > q->limit || (view->emitted && !view->ids))
         return false;
     if (q->record && q->record->kept) {
         n_known = q->record->kept->n;
-        if (view->emitted > q->record->kept->capacity || view->n_prompt != q->n_prompt)
+        if (view->out_cap > q->record->kept->capacity || view->n_prompt != q->n_prompt)
             return false;
         /* An end before what was known may be one; it is judged there. */
         if (view->emitted < n_known && view->state >= CB_SLOT_FINISHED)
@@ -228,7 +228,7 @@ static void lose_one_locked(struct cb_handle *h, struct cb_held *q, const struct
         cb_end_locked(h, q, CB_END_ERROR, CB_LOST);
         return;
     }
-    if (!r->kept && view && view->out_cap)
+    if (!r->kept && view && view->out_cap && r->entry.max_new_tokens == CB_NO_LIMIT)
         r->entry.max_new_tokens = view->out_cap; /* what an open one came to */
     if (cb_record_keep(r, h->n_context)) {
         cb_end_locked(h, q, CB_END_ERROR, CB_NO_MEMORY);

@@ -386,6 +386,8 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint32_t i, str
     q->user = request->user;
     q->seed = p->entry.seed;
     q->n_prompt = p->entry.n_prompt;
+    q->limit = p->entry.max_new_tokens == CB_NO_LIMIT ? h->n_context - q->n_prompt
+                                                      : p->entry.max_new_tokens;
     q->n_told = q->n_seen = 0;
     q->start_us = q->finish_us = 0;
     q->end = CB_END_NONE;

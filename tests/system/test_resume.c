@@ -1,5 +1,6 @@
 /* Streams that survive their daemon: killed again and again, stopped, replaced by another one. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -81,6 +82,135 @@ Test(resume, streams_of_all_sorts_go_on_through_kills)
 {
     kills(SIGKILL, 8, 6, 1);
 }
+
+/* ---- threads --------------------------------------------------------------------------------- */
+
+enum { N_THREADS = 6, N_OF_EACH = 200 };
+
+struct worker {
+    struct crowd *c;
+    struct cb_handle *h;
+    const uint32_t *whole; /* [N_OF_EACH] */
+    _Atomic uint64_t id;   /* what it waits for */
+    uint32_t n_whole, n_cancelled;
+};
+
+static uint64_t thread_submit(struct worker *w)
+{
+    static const uint32_t prompt[] = {9, 8, 7};
+    struct cb_request r;
+    uint64_t id;
+    int status;
+    cb_request_init(&r);
+    r.ids = prompt;
+    r.n_ids = 3;
+    r.max_new_tokens = N_OF_EACH;
+    r.flags = CB_IGNORE_EOS | CB_RESUMABLE;
+    while ((status = cb_submit(w->h, &r, &id)) == CB_BUSY)
+        nap();
+    member_expect(w->c, status == 0, "submit: %s", cb_strerror(status));
+    return id;
+}
+
+static void *thread_streams(void *arg)
+{
+    struct worker *w = arg;
+    while (atomic_load(&w->c->shared->go) == 0 || w->n_whole == 0) {
+        struct cb_event e = {0};
+        uint32_t n = 0;
+        uint64_t id = thread_submit(w);
+        atomic_store(&w->id, id);
+        do {
+            int r = cb_wait(w->h, id, &e, HANG_MS);
+            member_expect(w->c, r == 1, "%d: %s", r, cb_message());
+            member_expect(w->c, e.first == n && e.n_ids <= N_OF_EACH - n, "%u behind %u", e.first,
+                          n);
+            member_expect(w->c, memcmp(e.ids, w->whole + n, e.n_ids * sizeof *e.ids) == 0,
+                          "others at %u", n);
+            n += (uint32_t)e.n_ids;
+        } while (e.type == CB_EVENT_TOKENS);
+        member_expect(w->c, e.end == CB_END_CANCELLED || (e.end == CB_END_LENGTH && n == N_OF_EACH),
+                      "end %u, status %d, after %u", e.end, e.status, n);
+        w->n_whole += e.end == CB_END_LENGTH;
+        w->n_cancelled += e.end == CB_END_CANCELLED;
+        cb_release(w->h, id);
+        crowd_move(w->c);
+    }
+    return NULL;
+}
+
+/* One handle, on which some wait, one leads, one looks for daemons, and another cancels. */
+static void many_threads(struct crowd *c, uint32_t i, void *arg)
+{
+    struct worker workers[N_THREADS] = {0};
+    pthread_t threads[N_THREADS];
+    struct cb_options options;
+    struct cb_info info;
+    uint32_t n_cancelled = 0;
+    (void)i;
+    stream_options(&options, STREAM_WAIT);
+    struct cb_handle *h = crowd_open(c, &options);
+    for (int k = 0; k < N_THREADS; k++) {
+        workers[k].c = c;
+        workers[k].h = h;
+        workers[k].whole = arg;
+        member_expect(c, pthread_create(&threads[k], NULL, thread_streams, &workers[k]) == 0,
+                      "thread");
+    }
+    crowd_there(c);
+    for (uint32_t k = 0; atomic_load(&c->shared->go) == 0; k++) {
+        uint64_t id = atomic_load(&workers[k % N_THREADS].id);
+        if (k % 8 == 0 && id)
+            cb_cancel(h, id);
+        nap();
+    }
+    for (int k = 0; k < N_THREADS; k++) {
+        pthread_join(threads[k], NULL);
+        n_cancelled += workers[k].n_cancelled;
+    }
+    cb_info(h, &info);
+    member_expect(c, info.n_reconnects > 0 && n_cancelled > 0, "%u cancels", n_cancelled);
+    member_expect(c, info.wake_missed == 0, "%llu wakes were missed",
+                  (unsigned long long)info.wake_missed);
+    cb_close(h);
+}
+
+#ifndef __SANITIZE_THREAD__ /* which lets no child of a process with threads start its own */
+Test(resume, threads_of_one_handle_through_kills)
+{
+    static uint32_t whole[N_OF_EACH];
+    struct system s;
+    struct crowd c;
+    system_init(&s);
+    system_start(&s, DAEMON);
+    struct cb_options options;
+    stream_options(&options, STREAM_WAIT);
+    struct cb_handle *h = system_open(&s, &options);
+    struct worker w = {.h = h};
+    struct cb_result result;
+    uint64_t id = thread_submit(&w);
+    do
+        cr_assert_eq(cb_get_result(h, id, &result, HANG_MS), 1);
+    while (!result.end);
+    cr_assert_eq(result.n_generated, N_OF_EACH);
+    memcpy(whole, result.ids, sizeof whole);
+    cb_close(h);
+    crowd_init(&c, &s);
+    crowd_add(&c, many_threads, whole);
+    crowd_add(&c, many_threads, whole);
+    crowd_await(&c, 2);
+    for (int k = 0; k < 8; k++) {
+        for (int ms = 0; ms < 20 + 13 * k; ms++)
+            nap();
+        restart(&s, SIGKILL, DAEMON);
+    }
+    atomic_store(&c.shared->go, 1);
+    crowd_join(&c);
+    crowd_fini(&c);
+    system_settle(&s);
+    system_fini(&s);
+}
+#endif
 
 /* ---- by cases -------------------------------------------------------------------------------- */
 

@@ -14,9 +14,12 @@ struct model;
 
 struct bells {
     struct model *model; /* set once it is known */
-    cb_atomic32 **words;
-    uint32_t n, n_max;
-    bool is_out; /* an errand with them is under way, or was and is not settled */
+    struct bell_list {
+        cb_atomic32 **words;
+        uint32_t n;
+    } lists[2];     /* one to note bells in, one that may be under way */
+    uint32_t noted; /* which is which */
+    uint32_t n_max;
 };
 
 /* Room for n bells. 0 or -ENOMEM. */

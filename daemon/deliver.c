@@ -179,7 +179,6 @@ void deliver_flush(struct deliver *d)
 {
     struct list *l, *after, *k, *behind;
     uint64_t begun_ns = clock_now(d->clock);
-    bells_settle(&d->clients->bells);
     list_for_each (l, after, &d->clients->quotas->used) {
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {

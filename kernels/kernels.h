@@ -286,9 +286,10 @@ struct backend_ops {
     void (*caps)(const struct backend *b, struct backend_caps *caps);
 
     /* An errand: fn(arg) on a thread of the backend's that happens to be awake, beside whatever the
-     * caller does next, or else on the caller. fn does not use the backend. Settled, it is done, and
-     * the caller sees what it wrote. Both NULL: there is no such thread. */
-    void (*errand)(struct backend *b, void (*fn)(void *arg), void *arg);
+     * caller does next, or else on the caller. fn does not use the backend. False: an earlier one is
+     * still under way, and this is not begun. Settled, there is none, and the caller sees what it
+     * wrote. Both NULL: there is no such thread. */
+    bool (*errand)(struct backend *b, void (*fn)(void *arg), void *arg);
     void (*settle)(struct backend *b);
 
     /* Memory of the backend, 64-byte aligned; copied from `init`, or zeroed if NULL. */

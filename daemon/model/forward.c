@@ -365,14 +365,14 @@ static int forward_step_poll(struct model *m, uint64_t ticket, struct sample *sa
     return 0;
 }
 
-static void forward_errand(struct model *m, void (*fn)(void *arg), void *arg)
+static bool forward_errand(struct model *m, void (*fn)(void *arg), void *arg)
 {
     struct forward *f = forward_of(m);
 
     if (f->ops->errand)
-        f->ops->errand(f->backend, fn, arg);
-    else
-        fn(arg);
+        return f->ops->errand(f->backend, fn, arg);
+    fn(arg);
+    return true;
 }
 
 static void forward_settle(struct model *m)

@@ -77,12 +77,12 @@ void model_reload_drop(struct model *m)
     m->ops->reload_drop(m);
 }
 
-void model_errand(struct model *m, void (*fn)(void *arg), void *arg)
+bool model_errand(struct model *m, void (*fn)(void *arg), void *arg)
 {
     if (m->ops->errand)
-        m->ops->errand(m, fn, arg);
-    else
-        fn(arg);
+        return m->ops->errand(m, fn, arg);
+    fn(arg);
+    return true;
 }
 
 void model_settle(struct model *m)

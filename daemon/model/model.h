@@ -122,8 +122,9 @@ enum { MODEL_STEP_RUNNING = 1 };
 int model_step_poll(struct model *m, uint64_t ticket, struct sample *samples);
 
 /* An errand: fn(arg) beside what the caller does next, where the model has a thread that is awake
- * after a step; else at once. fn uses nothing of the model's. One at a time: settled, it is done. */
-void model_errand(struct model *m, void (*fn)(void *arg), void *arg);
+ * after a step; else at once. fn uses nothing of the model's. False: an earlier one is still under
+ * way, and this is not begun. Settled, there is none. */
+bool model_errand(struct model *m, void (*fn)(void *arg), void *arg);
 void model_settle(struct model *m);
 
 #endif

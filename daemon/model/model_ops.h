@@ -19,7 +19,7 @@ struct model_ops {
                        uint64_t *ticketp);
     int (*step_poll)(struct model *m, uint64_t ticket, struct sample *samples);
     /* Both NULL: errands are run at once. */
-    void (*errand)(struct model *m, void (*fn)(void *arg), void *arg);
+    bool (*errand)(struct model *m, void (*fn)(void *arg), void *arg);
     void (*settle)(struct model *m);
     int (*reload_begin)(struct model *m, int fd, const char *name, char *message);
     int (*reload_some)(struct model *m, char *message);

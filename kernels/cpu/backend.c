@@ -75,9 +75,9 @@ static void backend_caps(const struct backend *b, struct backend_caps *caps)
     snprintf(caps->isa, sizeof caps->isa, "%s", b->level->name);
 }
 
-static void backend_errand(struct backend *b, void (*fn)(void *arg), void *arg)
+static bool backend_errand(struct backend *b, void (*fn)(void *arg), void *arg)
 {
-    pool_errand(b->pool, fn, arg);
+    return pool_errand(b->pool, fn, arg);
 }
 
 static void backend_settle(struct backend *b)

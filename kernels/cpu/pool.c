@@ -51,6 +51,7 @@ struct worker {
     alignas(64) _Atomic uint64_t left; /* its items not claimed: begin, and end in the upper half */
     alignas(64) struct pool *pool;
     uint32_t idx;
+    _Atomic uint32_t n_joined; /* regions that it took part in; it alone writes */
     pthread_t thread;
 };
 
@@ -69,6 +70,7 @@ struct pool {
     alignas(64) _Atomic uint32_t errand;
     void (*errand_fn)(void *arg);
     void *errand_arg;
+    uint32_t errand_lap, errand_joined; /* when company was asked for last: see has_company */
 
     alignas(64) uint32_t n_threads, n_started, spin_us;
     bool is_crowded; /* more threads than cores: who waits lets others run */
@@ -161,6 +163,10 @@ static uint32_t help(struct pool *p, uint32_t worker, uint32_t gate)
         if (!atomic_compare_exchange_weak_explicit(&p->gate, &gate, gate + 1, memory_order_acquire,
                                                    memory_order_relaxed))
             continue;
+        atomic_store_explicit(
+            &p->workers[worker].n_joined,
+            atomic_load_explicit(&p->workers[worker].n_joined, memory_order_relaxed) + 1,
+            memory_order_relaxed);
         work(p, worker);
         gate = atomic_fetch_sub_explicit(&p->gate, 1, memory_order_acq_rel) - 1;
         if ((gate & (GATE_WAITER | GATE_INSIDE)) == GATE_WAITER)
@@ -274,14 +280,36 @@ void pool_settle(struct pool *p)
     }
 }
 
-void pool_errand(struct pool *p, void (*fn)(void *arg), void *arg)
+/* Whether workers took part in three of four regions since this was asked last. If not they share
+ * their cores with somebody, and who wakes a thread there may not come back for a time slice. */
+static bool has_company(struct pool *p)
 {
-    pool_settle(p);
+    uint32_t lap = atomic_load_explicit(&p->gate, memory_order_relaxed) / GATE_LAP, joined = 0;
+    uint32_t n_laps = (lap - p->errand_lap) % (UINT32_MAX / GATE_LAP + 1), n_joined;
+
+    for (uint32_t i = 1; i < p->n_threads; i++)
+        joined += atomic_load_explicit(&p->workers[i].n_joined, memory_order_relaxed);
+    n_joined = joined - p->errand_joined;
+    p->errand_lap = lap;
+    p->errand_joined = joined;
+    return (uint64_t)n_joined * 4 >= (uint64_t)n_laps * (p->n_threads - 1) * 3;
+}
+
+/* Who is at an errand may have lost his core: to wait for that would cost more than errands save. */
+bool pool_errand(struct pool *p, void (*fn)(void *arg), void *arg)
+{
+    if (!run_errand(p) && atomic_load_explicit(&p->errand, memory_order_acquire) != ERRAND_NONE)
+        return false;
+    if (!has_company(p)) {
+        fn(arg);
+        return true;
+    }
     p->errand_fn = fn;
     p->errand_arg = arg;
     atomic_store(&p->errand, ERRAND_OPEN);
     if (atomic_load(&p->n_sleepers) + 1 >= p->n_threads)
         (void)run_errand(p);
+    return true;
 }
 
 uint32_t pool_n_threads(const struct pool *p)

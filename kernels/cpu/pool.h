@@ -12,6 +12,7 @@
 #ifndef CB_KERNELS_CPU_POOL_H
 #define CB_KERNELS_CPU_POOL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 struct pool;
@@ -40,8 +41,9 @@ void pool_run(struct pool *p, pool_fn *fn, void *arg, uint32_t n_items, uint32_t
 
 /* An errand is a little work beside the regions: fn(arg) on a worker that is awake, while the caller
  * goes on; on the caller where there is none, or when the next region or errand finds that nobody has
- * begun it. fn does not use the pool. Settled, it is done, and the caller sees what it wrote. */
-void pool_errand(struct pool *p, void (*fn)(void *arg), void *arg);
+ * begun it. fn does not use the pool. False: an earlier one is still under way, and this is not
+ * begun. Settled, there is none, and the caller sees what it wrote. */
+bool pool_errand(struct pool *p, void (*fn)(void *arg), void *arg);
 void pool_settle(struct pool *p);
 
 #endif

@@ -105,8 +105,7 @@ Test(cpu_pool, runs_errands_once)
 
         atomic_store(&e.was_other, false);
         for (int round = 0; round < 2000; round++) {
-            pool_errand(p, run_errand, &e);
-            e.n_told++;
+            e.n_told += pool_errand(p, run_errand, &e);
             if (round % 3 == 0)
                 check_region(p, c, 100, 3);
             if (round % 7 == 0)

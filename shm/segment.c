@@ -136,7 +136,9 @@ static int reopen_readonly(int *fdp, struct cb_why *why)
     snprintf(path, sizeof path, "/proc/self/fd/%d", *fdp);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return fail(why, "can't open a segment read-only", "cbd needs /proc");
+        return fail(why, "can't open a segment read-only",
+                    errno == EMFILE || errno == ENFILE ? "raise the limit of open files (ulimit -n)"
+                                                       : "cbd needs /proc");
     close(*fdp);
     *fdp = fd;
     return 0;

@@ -10,7 +10,7 @@
 bool raw_connect(struct raw *r, const struct system *s)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    *r = (struct raw){.sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)};
+    *r = (struct raw){.sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0), .fds = {-1, -1}};
     snprintf(address.sun_path, sizeof address.sun_path, "%s/%s/sock", s->dir, s->instance);
     return r->sock >= 0 && connect(r->sock, (struct sockaddr *)&address, sizeof address) == 0;
 }
@@ -20,6 +20,11 @@ void raw_close(struct raw *r)
     if (r->sock >= 0)
         close(r->sock);
     r->sock = -1;
+    for (int i = 0; i < 2; i++) {
+        if (r->fds[i] >= 0)
+            close(r->fds[i]);
+        r->fds[i] = -1;
+    }
     cb_segment_unmap(&r->up);
     cb_segment_unmap(&r->down);
 }
@@ -74,8 +79,9 @@ int raw_receive(struct raw *r, void *out)
         memcpy(&r->welcome, out, sizeof r->welcome);
         int bad = cb_segment_map(&r->up, fds[0], r->welcome.geometry.up_bytes, 1, &why) |
                   cb_segment_map(&r->down, fds[1], r->welcome.geometry.down_bytes, 0, &why);
-        for (int i = 0; i < 4; i++)
-            close(fds[i]);
+        memcpy(r->fds, fds, sizeof r->fds);
+        close(fds[2]);
+        close(fds[3]);
         if (bad)
             return -1;
     }

@@ -14,6 +14,7 @@ struct raw {
     int sock; /* -1: not connected */
     struct cb_welcome welcome;
     struct cb_segment up, down; /* once welcomed; UP writable */
+    int fds[2];                 /* of these; -1: not welcomed */
 };
 
 /* Connects, and no more. */

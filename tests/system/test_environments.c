@@ -211,6 +211,15 @@ Test(environments, limit_of_descriptors_reached)
         system_fini(&s);
         return;
     }
+    for (int i = 0; i < N; i++) /* who say nothing hold theirs until they are hung up on */
+        cr_assert(raw_connect(&raws[i], &s));
+    cr_expect_eq(service_end(h, service_submit(h, 50, 0)), CB_END_LENGTH);
+    for (int i = 0; i < N; i++) {
+        while (raw_receive(&raws[i], record) > 0)
+            ;
+        raw_close(&raws[i]);
+    }
+    system_expect_log(&s, "out of descriptors: a connection was refused");
     for (int i = 0; i < N; i++) {
         cr_assert(raw_connect(&raws[i], &s));
         (void)raw_send(&raws[i], &hello, sizeof hello);

@@ -120,7 +120,7 @@ static void offender(struct crowd *c, uint32_t i, void *arg)
 static void scribbler(struct crowd *c, uint32_t i, void *arg)
 {
     uint64_t random = i;
-    struct raw r = {.sock = -1};
+    struct raw r = {.sock = -1, .fds = {-1, -1}};
     (void)arg;
     while (atomic_load(&c->shared->go) == 0) {
         if (r.sock < 0 && !raw_open(&r, c->system)) {

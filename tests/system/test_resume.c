@@ -499,6 +499,34 @@ Test(resume, another_fingerprint_ends_it_or_begins_it_anew)
     one_close(&o);
 }
 
+/* The next daemon's fingerprint is the one under which it began, but its tokens are not all of those
+ * weights. */
+Test(resume, tokens_of_two_weights_go_on_nowhere)
+{
+    static struct one o;
+    struct cb_request r = one_request(4000);
+    struct output out;
+    char path[128];
+    one_open(&o, DAEMON, NULL);
+    snprintf(path, sizeof path, "%s/other", o.s.dir);
+    FILE *f = fopen(path, "w");
+    cr_assert(f && fputs("null weights 7\n", f) >= 0 && fclose(f) == 0);
+    r.on_new_weights = CB_WEIGHTS_CONTINUE;
+    one_submit(&o, &r);
+    one_read(&o, 20);
+    out = system_run(&o.s, NULL, "cbctl", SETTINGS("-i", o.s.instance, "load-weights", path));
+    cr_assert_eq(out.status, 0, "%s", out.err);
+    output_free(&out);
+    one_read(&o, o.n + 1);
+    one_read(&o, o.n + 50); /* of the other ones */
+    restart(&o.s, SIGKILL, DAEMON);
+    one_read(&o, 0);
+    cr_assert(o.last.end == CB_END_ERROR && o.last.status == CB_CHANGED, "end %u, status %d",
+              o.last.end, o.last.status);
+    release(&o);
+    one_close(&o);
+}
+
 Test(resume, another_vocabulary_ends_all)
 {
     static struct one o;

@@ -60,7 +60,7 @@ static void greet(struct sim_client *c)
         .n_slots = 1 + draw(c, draw(c, 4) ? 8 : SIM_SLOTS_MAX),
         .wake = c->wake,
         .arena_bytes = SIM_REGIONS * SIM_REGION_BYTES,
-        .pool_bytes = draw(c, 2) ? 0 : 4096,
+        .pool_bytes = draw(c, 2) ? 0 : 4096u << 2 * draw(c, 2),
     };
     size_t n = sizeof hello;
     sim_connect(c->sim, c->uid, &c->sock, &c->death);
@@ -185,22 +185,53 @@ static bool was_rung(const struct sim_client *c)
            cb_lane_client_closed(c->lc);
 }
 
+/* It read all there was and asked for no pause, the house is empty: its requests are what the daemon
+ * should be at. */
+static bool is_forgotten(const struct sim_client *c)
+{
+    const struct daemon *d = c->sim->daemon;
+    struct engine_stats stats;
+    engine_stats(d->engine, &stats);
+    return c->n_running > 0 && !c->is_hasty && !c->is_hostile && !c->wants_pause &&
+           !d->pauses.is_on && stats.n_active + stats.n_waiting == 0;
+}
+
 static void wake_up(struct sim_client *c)
 {
     if (!was_rung(c) && cb_lane_client_pending(c->lc))
         sim_fail(c->sim, "client %u: results waited and it was not woken", c->idx);
+    else if (!was_rung(c) && is_forgotten(c))
+        sim_fail(c->sim, "client %u: its requests wait, and nobody works", c->idx);
     c->is_parked = false;
     cb_lane_client_unpark(c->lc);
 }
 
 /* ---- misdeeds -------------------------------------------------------------------------------- */
 
+/* A request or a family that makes sense but for its slots and generation, which may be in use. */
+static void push_in(struct sim_client *c)
+{
+    const struct cb_geometry *g = &c->welcome.geometry;
+    struct cb_up_hot *hot = c->up.base;
+    unsigned char *bytes = c->up.base;
+    uint64_t sent = cb_load64(&hot->req_sent, CB_RELAXED);
+    struct cb_request_entry e;
+    cb_message_init(&e);
+    e.slot = draw(c, g->n_slots);
+    e.n_children = 1 + draw(c, 4);
+    e.gen = 1 + draw(c, 6);
+    e.n_prompt = 1 + draw(c, 4);
+    e.max_new_tokens = draw(c, 12);
+    memcpy(bytes + g->up_ring_off + sent % g->req_capacity * g->req_stride, &e, sizeof e);
+    cb_store64(&hot->req_sent, sent + 1, CB_RELEASE);
+}
+
 static void misbehave(struct sim_client *c)
 {
     struct cb_up_hot *hot = c->up.base;
     uint64_t *words = c->up.base;
     uint64_t wild = (uint64_t)draw(c, UINT32_MAX) << 32 | draw(c, UINT32_MAX);
-    switch (draw(c, 9)) {
+    switch (draw(c, 18)) {
     case 0:
         cb_store64(&hot->req_sent, wild, CB_RELEASE);
         break;
@@ -232,8 +263,14 @@ static void misbehave(struct sim_client *c)
                    MSG_DONTWAIT | MSG_NOSIGNAL);
         break;
     }
-    default:
+    case 8:
         (void)cb_doorbell_send(c->sock, (enum cb_record_type)(1 + draw(c, 8)));
+        break;
+    case 9:
+        (void)cb_lane_client_cancel(c->lc, draw(c, c->welcome.geometry.n_slots), 1 + draw(c, 6));
+        break;
+    default:
+        push_in(c);
         break;
     }
     (void)cb_doorbell_send(c->sock, CB_RECORD_BELL);
@@ -283,6 +320,13 @@ uint64_t sim_client_next_ns(const struct sim_client *c)
     return c->state == SIM_LIVE && c->is_parked ? c->parked_ns + SIM_NET_NS : LOOP_FOREVER;
 }
 
+/* With nothing under way a family in all slots finds room. */
+static void check_slots(struct sim_client *c)
+{
+    if (!cb_lane_client_can_submit(c->lc, c->welcome.geometry.n_slots))
+        sim_fail(c->sim, "client %u: slots were lost", c->idx);
+}
+
 static void live(struct sim_client *c)
 {
     if (c->is_parked)
@@ -319,6 +363,8 @@ static void live(struct sim_client *c)
         sim_client_scan(c);
     } else if (what < 80 && (!c->is_lazy || what >= 75)) {
         if (!sim_client_poll(c)) {
+            if (c->n_running == 0)
+                check_slots(c);
             if (c->n_running == 0 && c->n_left == 0)
                 sim_client_die(c);
             else if (c->n_running > 0)

@@ -262,7 +262,7 @@ void sim_client_release(struct sim_client *c, struct sim_request *r)
     memset(garbage, (int)(0x80 | draw(c, 128)), sizeof garbage);
     cb_lane_client_write_arena(c->lc, (uint64_t)region * SIM_REGION_BYTES, garbage, sizeof garbage);
     c->regions &= ~(1ull << region);
-    for (uint32_t i = r->slot; i < c->welcome.geometry.n_slots && c->requests[i].user == r->user;
-         i++)
-        c->requests[i].region = SIM_REGIONS;
+    for (uint32_t i = 0; i < c->welcome.geometry.n_slots; i++)
+        if (c->requests[i].user == r->user)
+            c->requests[i].region = SIM_REGIONS;
 }

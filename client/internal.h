@@ -276,27 +276,29 @@ int cb_prompt_ids(struct cb_handle *h, const struct cb_request *request, const u
 int cb_group_submit(struct cb_handle *h, struct cb_group *group, const struct cb_request *request,
                     uint64_t *idp);
 
-/* The request with this id, neither free nor abandoned, or NULL. */
-struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
+/* ---- send.c ---------------------------------------------------------------------------------- */
 
-/* Sends an entry whose prompt and options lie in the arena at arena_off, for the requests held[idx] and
- * those behind it, one for each of its children. 0; CB_BUSY or CB_LOST, and the arena is released. Adds
- * CB_LANE_RING to *ringp. */
-int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t arena_off,
-                   struct cb_held *first, int *ringp);
-/* Room in the arena for n ids, some more, and options behind them: 0 with *offp and the entry's offsets,
- * or CB_BUSY: or there is no slot or ring entry. */
+/* Room in the arena for an entry's ids and so many bytes of options behind them: 0 with *offp and the
+ * entry's offsets; or CB_BUSY, also if there is no slot or no place in the ring. */
 int cb_room_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t option_bytes,
                    uint64_t *offp);
-
-/* Gives the slot back to the daemon and forgets the request. Returns CB_LANE_RING or 0. */
-int cb_held_free_locked(struct cb_handle *h, struct cb_held *q);
+/* Sends an entry whose prompt and options lie there, for the requests *first and those behind it, one
+ * for each of its children. 0; CB_BUSY or CB_LOST, and the arena is released. Adds CB_LANE_RING to
+ * *ringp. */
+int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t arena_off,
+                   struct cb_held *first, int *ringp);
 
 /* Sends a BELL: 0, or -errno: the daemon is gone. Async-signal-safe, any thread in cb_link_enter. */
 int cb_send_bell(const struct cb_link *link);
-
 /* Likewise; without the lock. If the daemon is gone, marks the handle lost. */
 void cb_ring(struct cb_handle *h);
+
+/* ---- release.c ------------------------------------------------------------------------------- */
+
+/* The request with this id, neither free nor abandoned, or NULL. */
+struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
+/* Gives the slot back to the daemon and forgets the request. Returns CB_LANE_RING or 0. */
+int cb_held_free_locked(struct cb_handle *h, struct cb_held *q);
 
 /* ---- sampling.c ------------------------------------------------------------------------------ */
 

@@ -1,4 +1,4 @@
-/* client/submit.c - a request from the caller's structure to the lane, and a slot's way back.
+/* client/submit.c - a request from the caller's structure to the lane.
  *
  * Everything that can be slow or fail is done before the lock: text becomes ids, all is checked,
  * the option block is built. Under the lock only copies remain. What the library can check it
@@ -6,7 +6,6 @@
  * event. */
 #include "client/internal.h"
 
-#include <errno.h>
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>
@@ -14,7 +13,6 @@
 
 #include "client/reconnect.h"
 #include "client/record.h"
-#include "shm/doorbell.h"
 #include "shm/message.h"
 #include "shm/stop.h"
 
@@ -302,46 +300,6 @@ static uint64_t next_seed_locked(struct cb_handle *h)
     return (z ^ z >> 31) >> 11;
 }
 
-int cb_room_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t option_bytes,
-                   uint64_t *offp)
-{
-    struct cb_link *link = h->link;
-    uint64_t prompt_bytes = ((uint64_t)entry->n_prompt * 4 + 7) & ~(uint64_t)7;
-    if (!cb_lane_client_can_submit(link->lane, entry->n_children) ||
-        cb_arena_take(&link->arena, prompt_bytes + option_bytes, offp))
-        return CB_BUSY;
-    entry->prompt_off = *offp;
-    entry->opt_off = option_bytes ? *offp + prompt_bytes : 0;
-    return 0;
-}
-
-int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t arena_off,
-                   struct cb_held *first, int *ringp)
-{
-    struct cb_link *link = h->link;
-    int r = cb_lane_client_submit(link->lane, entry);
-    if (r < 0) {
-        cb_arena_release(&link->arena, arena_off);
-        if (r == -EAGAIN)
-            return CB_BUSY;
-        cb_lose_locked(h, CB_LOST);
-        return CB_LOST;
-    }
-    *ringp |= r;
-    for (uint32_t i = 0; i < entry->n_children; i++) {
-        struct cb_held *q = &first[i];
-        link->of_slot[entry->slot + i] = q;
-        q->link = link;
-        q->slot = entry->slot + i;
-        q->gen = entry->gen;
-        q->state = CB_REQUEST_SENT;
-        q->has_arena = i == 0; /* all are answered in one */
-        q->arena_off = arena_off;
-        atomic_store(&q->place, (uint64_t)link->serial << 36 | (uint64_t)q->gen << 12 | q->slot);
-    }
-    return 0;
-}
-
 /* n in a row that are free: those of that number, if they are, so that a handle whose daemon never died
  * has them as the lane has its slots. NULL: there are none. */
 static struct cb_held *find_held_locked(struct cb_handle *h, uint32_t slot, uint32_t n)
@@ -473,30 +431,6 @@ static int send_locked(struct cb_handle *h, struct prepared *p, uint64_t *idp, i
     return 0;
 }
 
-int cb_send_bell(const struct cb_link *link)
-{
-    uint32_t doze = cb_lane_client_doze(link->lane);
-    int r = cb_doorbell_send(link->sock, CB_RECORD_BELL);
-    if (!r)
-        cb_lane_client_rang(link->lane, doze);
-    return r;
-}
-
-void cb_ring(struct cb_handle *h)
-{
-    struct cb_link *link = cb_link_enter(h);
-    uint32_t serial = link->serial;
-    bool gone = cb_send_bell(link) != 0;
-    cb_link_leave(h);
-    if (!gone)
-        return;
-    pthread_mutex_lock(&h->lock);
-    struct cb_link *now = h->link;
-    if (now->serial == serial)
-        cb_lose_locked(h, CB_LOST);
-    pthread_mutex_unlock(&h->lock);
-}
-
 /* 0, or a status kept for cb_message; adds CB_LANE_RING to *ringp. */
 static int submit_one(struct cb_handle *h, struct cb_group *group, const struct cb_request *request,
                       uint64_t *idp, int *ringp)
@@ -552,75 +486,4 @@ int cb_submit_many(struct cb_handle *h, const struct cb_request *requests, size_
     if (r && i == 1)
         return r;
     return (int)(r ? i - 1 : i);
-}
-
-/* ---- giving back ----------------------------------------------------------------------------- */
-
-struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id)
-{
-    struct cb_held *q;
-    if (CB_ID_IDX(id) >= h->n_held || !id)
-        return NULL;
-    q = &h->held[CB_ID_IDX(id)];
-    return atomic_load_explicit(&q->id, memory_order_relaxed) == id && !q->abandoned ? q : NULL;
-}
-
-/* Its slot, if it has one, and whatever of it lay in another link. CB_LANE_RING or 0. */
-static int leave_locked(struct cb_handle *h, struct cb_held *q)
-{
-    struct cb_link *link = q->link, *home = q->home;
-    atomic_store(&q->place, 0);
-    q->link = q->home = NULL;
-    home->n_requests--;
-    if (home != h->link)
-        cb_link_reap_locked(h);
-    if (!link || link != h->link || cb_gone_locked(h))
-        return 0;
-    link->of_slot[q->slot] = NULL;
-    return cb_lane_client_free(link->lane, q->slot);
-}
-
-int cb_held_free_locked(struct cb_handle *h, struct cb_held *q)
-{
-    cb_unlist_locked(h, q);
-    q->group = NULL;
-    cb_text_free(q->text);
-    q->text = NULL;
-    q->ids = NULL;
-    q->times = NULL;
-    q->state = CB_REQUEST_FREE;
-    q->abandoned = false;
-    cb_record_free(q->record);
-    q->record = NULL;
-    atomic_store_explicit(&q->id, 0, memory_order_release);
-    return leave_locked(h, q);
-}
-
-int cb_release(struct cb_handle *h, uint64_t id)
-{
-    int r = cb_enter(h), ring = 0;
-    struct cb_held *q;
-    if (r)
-        return cb_fail(r);
-    pthread_mutex_lock(&h->lock);
-    q = cb_held_find_locked(h, id);
-    if (q) {
-        cb_wake_locked(h, id, q->handler != NULL); /* whoever waits for it: it is no more */
-        if (q->state >= CB_REQUEST_ENDED) {
-            ring = cb_held_free_locked(h, q);
-        } else {
-            cb_unlist_locked(h, q);
-            q->group = NULL; /* which may be gone before it ends */
-            q->abandoned = true;
-            atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
-            if (q->state == CB_REQUEST_AWAY)
-                cb_sweep_locked(h);
-            else
-                ring = cb_lane_client_cancel(q->link->lane, q->slot, q->gen);
-        }
-    }
-    pthread_mutex_unlock(&h->lock);
-    if (ring)
-        cb_ring(h);
-    return q ? 0 : cb_fail(CB_NOT_FOUND);
 }

@@ -32,7 +32,7 @@ struct run {
     size_t n_running;         /* sequences */
     uint32_t n_slots;
     bool ids, bad, is_manifold; /* some prompt has several sequences */
-    bool resumes; /* through daemons that die */
+    bool resumes;               /* through daemons that die */
     struct asked asked;
 };
 

@@ -94,7 +94,9 @@ Test(zoo, all_together)
         crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
     crowd_join(&c);
     crowd_fini(&c);
-    cr_expect_gt(system_counter(&s, "lane_broken"), 6);
+    system_settle(&s);
+    /* Who lies about cursors waits until it is thrown out; others may be gone before they are. */
+    cr_expect_geq(system_counter(&s, "lane_broken"), 6);
     for (const struct zoo_cell *cell = zoo_elsewhere; cell->cell; cell++)
         fprintf(stderr, "not here: %s: %s\n", cell->cell, cell->where);
     finish(&s);

@@ -105,14 +105,3 @@ bool cage_turn(struct cage *k)
     bool rang = raw_send_plain(&k->raw, CB_RECORD_BELL);
     return rang && !(poll(&p, 1, 0) > 0 && p.revents & POLLHUP) && !cb_lane_client_closed(k->lc);
 }
-
-void cage_expect_closed(struct cage *k, struct crowd *c)
-{
-    uint64_t end = now_ms() + HANG_MS;
-    while (cage_turn(k)) {
-        member_expect(c, now_ms() < end, "its lane is borne");
-        nap();
-    }
-    uint32_t why = cb_lane_client_closed(k->lc);
-    member_expect(c, why == CB_CLOSED_BROKEN, "closed for reason %u", why);
-}

@@ -44,7 +44,5 @@ struct cb_request_entry cage_entry(struct cage *k, uint32_t n_prompt);
 bool cage_submit(struct cage *k, struct cb_request_entry *e);
 /* Rings, and takes what results there are. False: the lane is over. */
 bool cage_turn(struct cage *k);
-/* Waits until the daemon has closed it. */
-void cage_expect_closed(struct cage *k, struct crowd *c);
 
 #endif

@@ -165,6 +165,7 @@ void cb_resend_locked(struct cb_handle *h, int *ringp)
     if (now_ns < h->resend_ns)
         return;
     while ((q = h->away_first) != NULL && !cb_gone_locked(h)) {
+        now_ns = cb_now_ns(); /* those before it may have taken long; a deadline is seen to once */
         h->away_first = q->later;
         q->later = NULL;
         if (is_over_locked(h, q, now_ns))

@@ -62,7 +62,6 @@ int loading_begin(struct daemon *d, struct client *who, const uint64_t hash[2], 
         return refused(d, who, reply, status, why);
     engine_stats(d->engine, &now);
     l->client = who;
-    l->lane_id = who->lane_id;
     l->n_steps = now.n_steps;
     return CONTROL_LATER;
 }
@@ -131,7 +130,7 @@ bool loading_turn(struct daemon *d)
     uint64_t begun_ns = clock_now(d->config.clock);
     int r = slice(d);
     uint64_t took_ns = clock_now(d->config.clock) - begun_ns;
-    if (took_ns > l->stall_ns)
+    if (l->client && took_ns > l->stall_ns)
         l->stall_ns = took_ns;
     if (r == 0)
         publish(d);

@@ -20,7 +20,6 @@ struct daemon;
 struct loading {
     struct staging staging;
     struct client *client; /* who waits for the answer; NULL: nothing is loaded */
-    uint32_t lane_id;
     bool is_checked;   /* the checksum fits                           */
     uint64_t n_steps;  /* that the engine had done when it began      */
     uint64_t stall_ns; /* the longest slice: for so long no step ran  */

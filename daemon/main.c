@@ -311,7 +311,7 @@ static int start(struct program *p)
     if (p->place.is_second && place_take_over(&p->place, set, p->socket_group, message))
         return fatal(p, message);
     if (place_show_status(&p->place, p->status.name, message) ||
-        handed_listener(&p->place, set, message))
+        (!p->place.is_second && handed_listener(&p->place, set, message)))
         return fatal(p, message);
     if (p->place.listen_fd < 0 && place_listen(&p->place, set, p->socket_group, message))
         return fatal(p, message);

@@ -30,8 +30,8 @@ static const int allowed[] = {
     SCMP_SYS(recvfrom), SCMP_SYS(sendmsg), SCMP_SYS(sendto), SCMP_SYS(getsockopt),
     SCMP_SYS(setsockopt), SCMP_SYS(shutdown), SCMP_SYS(pidfd_open), SCMP_SYS(futex),
     /* lanes, staged weights, and their pages */
-    SCMP_SYS(memfd_create), SCMP_SYS(ftruncate), SCMP_SYS(fallocate), SCMP_SYS(fchmod),
-    SCMP_SYS(fcntl), SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(madvise), SCMP_SYS(brk),
+    SCMP_SYS(memfd_create), SCMP_SYS(ftruncate), SCMP_SYS(fallocate), SCMP_SYS(fcntl),
+    SCMP_SYS(munmap), SCMP_SYS(mremap), SCMP_SYS(madvise), SCMP_SYS(brk),
     /* files that are open, and those that end with the daemon */
     SCMP_SYS(read), SCMP_SYS(pread64), SCMP_SYS(write), SCMP_SYS(writev), SCMP_SYS(lseek),
     SCMP_SYS(close), SCMP_SYS(fstat), SCMP_SYS(newfstatat), SCMP_SYS(readlink),
@@ -56,6 +56,7 @@ static const struct {
     {SCMP_SYS(mprotect), {2, SCMP_CMP_MASKED_EQ, PROT_EXEC, 0}},
     {SCMP_SYS(openat), {2, SCMP_CMP_MASKED_EQ, O_ACCMODE | O_CREAT | O_TRUNC, O_RDONLY}},
     {SCMP_SYS(open), {1, SCMP_CMP_MASKED_EQ, O_ACCMODE | O_CREAT | O_TRUNC, O_RDONLY}},
+    {SCMP_SYS(fchmod), {1, SCMP_CMP_EQ, 0600, 0}}, /* of a lane's memory */
     {SCMP_SYS(prlimit64), {2, SCMP_CMP_EQ, 0, 0}}, /* asked, not set */
 };
 

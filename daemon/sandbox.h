@@ -1,8 +1,9 @@
 /* daemon/sandbox.h - what a daemon that serves can still ask of the kernel: what serving takes.
  *
  * Whoever finds a way into the daemon is left with memory it has, descriptors it holds, and files it
- * may read: no program is started, no socket made or connected, no file written, no process traced,
- * no memory made executable, no second io_uring made. The filter holds for all threads, for good.
+ * may read or remove (among them other processes of its user, as far as the kernel lets it): no
+ * program is started, no socket made or connected, no file written, no process traced, no memory
+ * made executable, no second io_uring made. The filter holds for all threads, for good.
  *
  * A call that is not on the list fails with EPERM and is logged by name, the first few times: where
  * the list lacks something that a library needs, the daemon goes on and its operator hears of it. */

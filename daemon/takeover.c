@@ -3,16 +3,19 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/refuse.h"
 #include "shm/control.h"
+#include "shm/status.h"
 
 #define ANSWER_MS 10000
 #define LEAVE_MS  60000
@@ -28,7 +31,8 @@ static int say(int sock, const char *command, const char *argument)
     return send(sock, &record, sizeof record, MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-/* Whether it answers a question about a setting, all pieces of it being read. */
+/* Whether it does as it was told, all pieces of its answer being read: 0, -EAGAIN if it has too much
+ * else to answer, or refused. */
 static int hear(int sock, char *message)
 {
     for (;;) {
@@ -43,6 +47,11 @@ static int hear(int sock, char *message)
         if (n != (ssize_t)sizeof reply || reply.head.magic != CB_RECORD_MAGIC ||
             reply.head.type != CB_RECORD_REPLY)
             return refuse(message, -EPROTO, "the daemon that serves refuses to be asked");
+        if (reply.status == CB_BUSY)
+            return refuse(message, -EAGAIN, "the daemon that serves is too busy to answer");
+        if (reply.status)
+            return refuse(message, -EPROTO, "the daemon that serves refuses: status %d",
+                          reply.status);
         if (reply.is_last)
             return 0;
     }
@@ -58,7 +67,9 @@ int takeover_greet(const char *path, int *sockp, char *message)
     int sock = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (sock < 0)
         return refuse(message, -errno, "can't make a socket: %s", strerror(errno));
+    const struct timeval patience = {.tv_sec = ANSWER_MS / 1000};
     int r = 0;
+    (void)setsockopt(sock, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience);
     if (connect(sock, (const struct sockaddr *)&address, sizeof address) < 0) {
         r = errno;
         close(sock);
@@ -84,10 +95,12 @@ int takeover_finish(int sock, int lock_fd, char *message)
 {
     const struct timespec look = {.tv_nsec = LOOK_NS};
     struct timespec begun, now;
-    if (sock >= 0)
-        (void)say(sock, "stop", "hard"); /* if it has gone, its lock has, too */
+    bool is_told = sock < 0;
     clock_gettime(CLOCK_MONOTONIC, &begun);
     while (flock(lock_fd, LOCK_EX | LOCK_NB) < 0) {
+        /* Again while it is too busy to take it; what else it says, its lock says better. */
+        if (!is_told)
+            is_told = say(sock, "stop", "hard") < 0 || hear(sock, message) != -EAGAIN;
         clock_gettime(CLOCK_MONOTONIC, &now);
         if (errno != EWOULDBLOCK && errno != EINTR)
             return refuse(message, -errno, "can't take the lock: %s", strerror(errno));

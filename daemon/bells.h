@@ -6,7 +6,6 @@
 #ifndef CB_DAEMON_BELLS_H
 #define CB_DAEMON_BELLS_H
 
-
 #include "shm/doorbell.h"
 
 struct model;

@@ -20,9 +20,9 @@ struct daemon;
 struct loading {
     struct staging staging;
     struct client *client; /* who waits for the answer; NULL: nothing is loaded */
-    bool is_checked;   /* the checksum fits                           */
-    uint64_t n_steps;  /* that the engine had done when it began      */
-    uint64_t stall_ns; /* the longest slice: for so long no step ran  */
+    bool is_checked;       /* the checksum fits                           */
+    uint64_t n_steps;      /* that the engine had done when it began      */
+    uint64_t stall_ns;     /* the longest slice: for so long no step ran  */
 };
 
 void loading_init(struct loading *l);

@@ -47,13 +47,14 @@ static int hear(int sock, char *message)
         if (n != (ssize_t)sizeof reply || reply.head.magic != CB_RECORD_MAGIC ||
             reply.head.type != CB_RECORD_REPLY)
             return refuse(message, -EPROTO, "the daemon that serves refuses to be asked");
+        if (!reply.is_last)
+            continue;
         if (reply.status == CB_BUSY)
             return refuse(message, -EAGAIN, "the daemon that serves is too busy to answer");
         if (reply.status)
             return refuse(message, -EPROTO, "the daemon that serves refuses: status %d",
                           reply.status);
-        if (reply.is_last)
-            return 0;
+        return 0;
     }
 }
 

@@ -69,7 +69,8 @@ static void ask(struct lane *l, struct cb_request_entry *e,
     uint64_t block[128];
     struct cb_result_entry result;
     memcpy(ids, prompt, sizeof prompt);
-    memcpy(ids + N_PROMPT, given, e->resume_from * sizeof *given);
+    for (uint32_t i = 0; i < e->resume_from; i++) /* given may be NULL where there are none */
+        ids[N_PROMPT + i] = given[i];
     e->opt_off = 4096;
     e->opt_len = (uint32_t)cb_message_options_bytes(options);
     cr_assert_leq(e->opt_len, sizeof block);

@@ -106,7 +106,7 @@ Test(sequences, lines_say_whose_they_are)
 #define FEW_BYTES "--allow-ids", "13,68,69,70", "--frequency-penalty", "1"
     struct tiny t = tiny_default();
     struct system s;
-    char label[16], model[128];
+    char label[32], model[128];
     system_init(&s);
     snprintf(model, sizeof model, "%s/tiny.gguf", s.dir);
     struct gguf_out *file = tiny_new(&t);

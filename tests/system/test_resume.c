@@ -125,8 +125,8 @@ static void *thread_streams(void *arg)
             member_expect(w->c, r == 1, "%d: %s", r, cb_message());
             member_expect(w->c, e.first == n && e.n_ids <= N_OF_EACH - n, "%u behind %u", e.first,
                           n);
-            member_expect(w->c, memcmp(e.ids, w->whole + n, e.n_ids * sizeof *e.ids) == 0,
-                          "others at %u", n);
+            for (uint32_t i = 0; i < e.n_ids; i++) /* an end without ids has no pointer to any */
+                member_expect(w->c, e.ids[i] == w->whole[n + i], "others at %u", n + i);
             n += (uint32_t)e.n_ids;
         } while (e.type == CB_EVENT_TOKENS);
         member_expect(w->c, e.end == CB_END_CANCELLED || (e.end == CB_END_LENGTH && n == N_OF_EACH),

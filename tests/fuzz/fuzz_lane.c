@@ -11,22 +11,9 @@
 #include "shm/lane.h"
 #include "shm/control.h"
 #include "shm/message.h"
+#include "tests/fuzz/input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-struct input {
-    const uint8_t *at;
-    size_t left;
-};
-
-static uint64_t eat(struct input *in, size_t n)
-{
-    uint64_t value = 0;
-
-    for (; n && in->left; n--, in->left--)
-        value = value << 8 | *in->at++;
-    return value;
-}
 
 struct life {
     struct cb_geometry g;

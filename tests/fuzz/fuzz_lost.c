@@ -11,23 +11,11 @@
 #include "client/record.h"
 #include "shm/geometry.h"
 #include "shm/message.h"
+#include "tests/fuzz/input.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { N_SLOTS = 4, N_VOCAB = 64, N_CONTEXT = 48, N_PROMPT = 3, N_BOOTS = 2, POOL_BYTES = 65536 };
-
-struct input {
-    const uint8_t *at;
-    size_t left;
-};
-
-static uint64_t eat(struct input *in, size_t n)
-{
-    uint64_t value = 0;
-    for (; n && in->left; n--, in->left--)
-        value = value << 8 | *in->at++;
-    return value;
-}
 
 /* One boot's segments. */
 struct boot {

@@ -9,10 +9,6 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#ifndef SO_PASSRIGHTS
-#define SO_PASSRIGHTS 83
-#endif
-
 enum { FIRST_FD = 3 }; /* by the convention */
 
 static unsigned long number_of(const char *variable)

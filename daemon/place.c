@@ -16,9 +16,6 @@
 
 #include "daemon/takeover.h"
 
-#ifndef SO_PASSRIGHTS
-#define SO_PASSRIGHTS 83
-#endif
 #define BACKLOG 128
 
 int place_group(const char *name, const char *setting, gid_t *gidp, char *message)

@@ -16,10 +16,15 @@
 #define CB_DAEMON_PLACE_H
 
 #include <stdbool.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 
 #include "daemon/base/refuse.h"
 #include "daemon/settings.h"
+
+#ifndef SO_PASSRIGHTS /* of Linux 6.16; headers may be older */
+#define SO_PASSRIGHTS 83
+#endif
 
 #define PLACE_MESSAGE_MAX REFUSE_MESSAGE_MAX
 #define PLACE_PATH_MAX    104 /* sockaddr_un holds 107 bytes; the name while it is made is longer */

@@ -54,24 +54,23 @@ static void rows_of(const struct attention_job *job, const struct attention_tile
     }
 }
 
-/* Blocks of keys [first, end) of a sequence, as far as their span goes. */
-static void blocks_ahead(const struct attention_job *job, uint32_t seq_idx, uint32_t kv_head,
-                         uint32_t first, uint32_t end, struct attention_ahead *ahead)
+/* Where a layer's blocks of keys [first, end) of a sequence are, n_max at most: how many. */
+static uint32_t blocks_of(const struct attention_job *job, uint32_t layer, uint32_t seq_idx,
+                          uint32_t kv_head, uint32_t first, uint32_t end, const uint8_t **blocks,
+                          uint32_t n_max)
 {
     const struct step *step = job->args->step;
     const struct kv_shape *shape = &job->kv->shape;
-    uint32_t span_end = (first / KERNELS_SPAN + 1) * KERNELS_SPAN;
+    uint32_t n = 0;
 
-    end = end < span_end ? end : span_end;
-    ahead->n_blocks = 0;
-    for (uint32_t at = first / 16 * 16; at < end; at += 16) {
+    for (uint32_t at = first / 16 * 16; at < end && n < n_max; at += 16) {
         uint32_t page = step->table[step->table_off[seq_idx] + at / shape->page_size];
 
         if (page >= shape->n_pages)
             break;
-        ahead->blocks[ahead->n_blocks++] =
-            kv_block(job->kv, page, job->args->layer, kv_head, at % shape->page_size);
+        blocks[n++] = kv_block(job->kv, page, layer, kv_head, at % shape->page_size);
     }
+    return n;
 }
 
 /* What the worker takes of a sequence's head in the next layer, if there is room to say so. */
@@ -79,25 +78,18 @@ static void note_ahead(const struct attention_job *job, uint32_t worker, uint32_
                        uint32_t kv_head, uint32_t first, uint32_t end)
 {
     struct cpu_ahead *ahead = &job->s->ahead[worker];
-    const struct step *step = job->args->step;
-    const struct kv_shape *shape = &job->kv->shape;
+    uint32_t next = job->args->layer + 1;
 
-    if (job->args->layer + 1 == shape->n_layers)
-        return;
-    for (uint32_t at = first / 16 * 16; at < end && ahead->n < AHEAD_BLOCKS; at += 16) {
-        uint32_t page = step->table[step->table_off[seq_idx] + at / shape->page_size];
-
-        if (page < shape->n_pages)
-            ahead->blocks[ahead->n++] =
-                kv_block(job->kv, page, job->args->layer + 1, kv_head, at % shape->page_size);
-    }
+    if (next < job->kv->shape.n_layers)
+        ahead->n += blocks_of(job, next, seq_idx, kv_head, first, end, ahead->blocks + ahead->n,
+                              AHEAD_BLOCKS - ahead->n);
 }
 
 /* What follows a span of an item: its next span, or the first one of the item after it. */
 static void look_ahead(const struct attention_job *job, uint32_t item, uint32_t span,
                        const struct attention_row *last, struct attention_ahead *ahead)
 {
-    uint32_t n_heads = job->args->n_kv_heads, next = (span + 1) * KERNELS_SPAN;
+    uint32_t n_heads = job->args->n_kv_heads, next = (span + 1) * KERNELS_SPAN, end;
     const struct attention_tile *tile = &job->s->tiles[item / n_heads];
     struct attention_row row = *last;
 
@@ -110,7 +102,10 @@ static void look_ahead(const struct attention_job *job, uint32_t item, uint32_t 
                 &row);
         next = row.first;
     }
-    blocks_ahead(job, tile->seq_idx, item % n_heads, next, row.end, ahead);
+    /* As far as the span of the first one goes. */
+    end = (next / KERNELS_SPAN + 1) * KERNELS_SPAN;
+    ahead->n_blocks = blocks_of(job, job->args->layer, tile->seq_idx, item % n_heads, next,
+                                row.end < end ? row.end : end, ahead->blocks, KERNELS_SPAN / 16);
 }
 
 /* total, sum <- merge with a later partial that saw a key. */

@@ -1,16 +1,17 @@
 /* cbctl upgrade: starts a cbd that takes the place of the one that serves.
  *
  * The daemon itself starts no processes. What the new one needs of the old one, its command line,
- * directory, environment and where its log goes, the kernel tells those who may know it: its user. All
- * that then happens is between the two daemons (takeover); here it is only waited for. */
+ * directory, environment and where its log goes, the kernel tells those who may know it: its user and
+ * root. All that then happens is between the two daemons (takeover); here it is only waited for. */
 #include <argp.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
+#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,8 +20,18 @@
 
 #define GONE " (deleted)" /* what the kernel puts behind the name of a file that was replaced */
 
+enum { GROUPS_MAX = 256 };
+
+struct user {
+    uid_t uid;
+    gid_t gid;
+    size_t n_groups;
+    gid_t groups[GROUPS_MAX];
+};
+
 struct upgrade {
     struct cbctl ctl;
+    struct user user;    /* the old one's, and so the new one's */
     const char *program; /* NULL: the old one's */
     char **more;         /* options for the new one */
     size_t n_more;
@@ -91,20 +102,66 @@ static bool find_program(uint64_t pid, char path[4096])
     return true;
 }
 
-static bool is_mine(uint64_t pid)
+/* Up to `most` numbers of the line that starts with `name` in /proc/PID/status. */
+static size_t read_ids(const char *status, const char *name, gid_t *ids, size_t most)
 {
-    char path[64];
-    struct stat st;
+    const char *at = strstr(status, name);
+    size_t n = 0;
 
-    snprintf(path, sizeof path, "/proc/%llu", (unsigned long long)pid);
-    return stat(path, &st) == 0 && st.st_uid == geteuid();
+    if (!at)
+        return 0;
+    at += strlen(name);
+    at += strspn(at, " \t");
+    while (n < most && *at >= '0' && *at <= '9') {
+        char *end;
+        ids[n++] = (gid_t)strtoul(at, &end, 10);
+        at = end + strspn(end, " \t");
+    }
+    return n;
+}
+
+/* Who it runs as, whose place this process may take: as itself, or as root. */
+static bool find_user(uint64_t pid, struct user *user)
+{
+    gid_t uids[4], gids[4];
+    size_t n;
+    char *status = read_proc(pid, "status", &n);
+
+    if (!status)
+        return false;
+    n = read_ids(status, "\nUid:", uids, 4) + read_ids(status, "\nGid:", gids, 4);
+    user->n_groups = read_ids(status, "\nGroups:", user->groups, GROUPS_MAX);
+    free(status);
+    if (n < 8)
+        return false;
+    user->uid = uids[1];
+    user->gid = gids[1];
+    return user->uid == geteuid() || geteuid() == 0;
 }
 
 /* ---- the new one ----------------------------------------------------------------------------- */
 
+/* What that process has open as `fd`, as it has it. -1: it may not be had. */
+static int take_fd(uint64_t pid, int fd)
+{
+    int process = pidfd_open((pid_t)pid, 0);
+    int taken = process < 0 ? -1 : pidfd_getfd(process, fd, 0);
+
+    if (process >= 0)
+        close(process);
+    return taken;
+}
+
+/* Root runs nothing that another user chose, and opens nothing for it. */
+static bool become_user(const struct user *user)
+{
+    return user->uid == geteuid() || (setgroups(user->n_groups, user->groups) == 0 &&
+                                      setgid(user->gid) == 0 && setuid(user->uid) == 0);
+}
+
 /* In the child: as the old one runs, but for its standard output, which says `ready`. */
-static _Noreturn void become(uint64_t pid, const char *program, char **arguments,
-                             char **environment, int out_fd)
+static _Noreturn void become(const struct user *user, uint64_t pid, const char *program,
+                             char **arguments, char **environment, int out_fd)
 {
     char path[64];
     int null = open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -113,9 +170,13 @@ static _Noreturn void become(uint64_t pid, const char *program, char **arguments
     snprintf(path, sizeof path, "/proc/%llu/cwd", (unsigned long long)pid);
     if (chdir(path) < 0)
         _exit(126);
-    /* Where its log goes; what can't be opened again, as a socket, is ours. */
+    /* Where its log goes. What can neither be taken nor opened again, is ours. */
+    int log = take_fd(pid, STDERR_FILENO);
+    if (!become_user(user))
+        _exit(126);
     snprintf(path, sizeof path, "/proc/%llu/fd/2", (unsigned long long)pid);
-    int log = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);
+    if (log < 0)
+        log = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);
     if (log >= 0)
         dup2(log, STDERR_FILENO);
     dup2(null, STDIN_FILENO);
@@ -150,7 +211,7 @@ static pid_t start(const struct upgrade *u, uint64_t old, const char *program, c
     }
     pid_t pid = fork();
     if (pid == 0)
-        become(old, program, arguments, environment, out[1]);
+        become(&u->user, old, program, arguments, environment, out[1]);
     close(out[1]);
     if (pid < 0) {
         cbctl_complain(&u->ctl, "can't start a process: %s", strerror(errno));
@@ -243,7 +304,7 @@ static const struct argp argp = {
     "Nothing is drained: requests of clients that go on with the next daemon do so, after one "
     "computation of what they have; all others end as when a daemon is stopped. For the daemon's "
     "own "
-    "user. There must be memory for both.",
+    "user, or root. There must be memory for both.",
     NULL,
     NULL,
     NULL};
@@ -260,8 +321,9 @@ int cmd_upgrade(const struct cbctl *ctl, int argc, char **argv)
         cbctl_complain(&u.ctl, "%s", why);
         return CBCTL_FAILED;
     }
-    if (!is_mine(w.boot.pid)) {
-        cbctl_complain(&u.ctl, "process %llu is another user's: only its own can take its place",
+    if (!find_user(w.boot.pid, &u.user)) {
+        cbctl_complain(&u.ctl,
+                       "process %llu is another user's: only it and root can put one in its place",
                        (unsigned long long)w.boot.pid);
         return CBCTL_FAILED;
     }

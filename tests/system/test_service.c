@@ -160,6 +160,42 @@ Test(service, started_by_root_it_becomes_its_user_and_others_trust_it)
     system_fini(&s);
 }
 
+/* Root, who started it, puts another in its place, which is that user too: before it runs anything. */
+Test(service, root_upgrades_one_that_became_another_user)
+{
+    const struct passwd *nobody = getpwnam("nobody");
+    char uid[16];
+    struct system s;
+    struct crowd c;
+    if (!is_root() || !nobody)
+        return;
+    prctl(PR_SET_CHILD_SUBREAPER, 1); /* the new one is nobody's child until it is ours */
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--user", "nobody", "--socket_mode", "0666",
+                              "--socket_trust", "true"));
+    for (int k = 0; k < 2; k++) { /* every other one has not the plain name in /dev/shm */
+        struct output o =
+            system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "upgrade", "--json"));
+        cr_assert_eq(o.status, 0, "%s", o.err);
+        json_t *answer = json_loads(o.out, 0, NULL);
+        cr_assert_eq(json_integer_value(json_object_get(answer, "was")), s.pid);
+        cr_assert_eq(system_wait(&s), 0);
+        s.pid = (pid_t)json_integer_value(json_object_get(answer, "pid"));
+        json_decref(answer);
+        output_free(&o);
+    }
+    snprintf(uid, sizeof uid, "%u", (unsigned)nobody->pw_uid);
+    expect_of_all_threads(s.pid, "Uid", uid, 1);
+    expect_of_all_threads(s.pid, "CapEff", "0000000000000000", 1);
+    crowd_init(&c, &s);
+    crowd_add(&c, asks_for_tokens, NULL);
+    crowd_add_as(&c, STRANGER, asks_for_tokens, NULL);
+    crowd_join(&c);
+    crowd_fini(&c);
+    system_settle(&s);
+    system_fini(&s);
+}
+
 /* The directory above has to be root's alone, or anybody could have let that user in. */
 static void is_distrusted(struct crowd *c, uint32_t i, void *arg)
 {

@@ -87,6 +87,7 @@ UNIT_PROGS   := $(filter-out %/test_system,$(TEST_PROGS))
 REPLAYED     := $(addprefix tests/data/,processors.json scheduler-traces.json memory-sizing.json)
 SINGLE_PROGS := $(patsubst tests/programs/%.c,$(BUILD)/tests/%,$(wildcard tests/programs/*.c))
 BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tests/bench/*.c)) $(BUILD)/tests/bench_kernels
+SHIMS        := $(patsubst tests/system/shim/%.c,$(BUILD)/tests/%_shim.so,$(wildcard tests/system/shim/*.c))
 EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard client/examples/*.c))
 FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
 PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbctl.c),$(BUILD)/cbctl)
@@ -100,7 +101,7 @@ CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUI
 .DELETE_ON_ERROR:
 
 all: $(PROGS) $(CLIENT_OUT) $(EXAMPLES) ## Build cbd, cbctl, libcbclient and the examples into build/
-tests: $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS) $(BUILD)/tests/explore $(BUILD)/tests/heap_shim.so
+tests: $(TEST_PROGS) $(SINGLE_PROGS) $(BENCH_PROGS) $(BUILD)/tests/explore $(SHIMS)
 
 # ---- libraries and programs ------------------------------------------------------------------------
 
@@ -180,10 +181,10 @@ $(BUILD)/tests/bench_kernels: $(call objs,$(wildcard tests/bench/kernels/*.c)) $
 $(BUILD)/tests/replay: $(call objs,$(wildcard tests/replay/*.c))
 $(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
-# Preloaded into cbd by a system test: never with a sanitizer, which is a heap of its own.
-$(BUILD)/tests/heap_shim.so: tests/system/shim/heap.c
+# Preloaded into programs by system tests: never with a sanitizer, which is a heap of its own.
+$(BUILD)/tests/%_shim.so: tests/system/shim/%.c Makefile
 	$(call say,LD,$@)
-	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN) -MMD -MP,$(BASE_CFLAGS)) -fno-builtin $(CFLAGS) -shared -o $@ $<
+	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN) -MMD -MP,$(BASE_CFLAGS)) -fno-builtin -fvisibility=default $(CFLAGS) -shared -o $@ $<
 $(OBJ)/model/%.o: %.c Makefile
 	$(call say,CC,$< [model])
 	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN),$(BASE_CFLAGS)) -O3 -march=x86-64-v2 -DCB_MODEL $(CFLAGS) -c $< -o $@

@@ -3,10 +3,13 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <mntent.h>
 #include <seccomp.h>
 #include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 bool can(bool is_done, const char *what)
@@ -37,6 +40,92 @@ bool deny(int call, unsigned arg, uint64_t value, int error)
     seccomp_release(filter);
     return can(done, "no filter of system calls here");
 }
+
+/* ---- memory control groups ------------------------------------------------------------------- */
+
+/* The directory of this process's memory control group, of either version. */
+static bool memory_group_here(char dir[4096], bool *is_v2p)
+{
+    char line[1024], group[1024] = "", mount[1024] = "";
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    while (f && fgets(line, sizeof line, f)) {
+        char *kinds = strchr(line, ':'), *path = kinds ? strchr(kinds + 1, ':') : NULL;
+        line[strcspn(line, "\n")] = 0;
+        if (!path)
+            continue;
+        bool is_memory = strncmp(kinds, ":memory:", 8) == 0;
+        if (is_memory || (!group[0] && kinds[1] == ':')) {
+            snprintf(group, sizeof group, "%s", path + 1);
+            *is_v2p = !is_memory;
+        }
+        if (is_memory)
+            break;
+    }
+    if (f)
+        fclose(f);
+    FILE *mounts = setmntent("/proc/self/mounts", "re");
+    for (struct mntent *m; mounts && !mount[0] && (m = getmntent(mounts));)
+        if (*is_v2p ? strcmp(m->mnt_type, "cgroup2") == 0
+                    : strcmp(m->mnt_type, "cgroup") == 0 && hasmntopt(m, "memory"))
+            snprintf(mount, sizeof mount, "%s", m->mnt_dir);
+    if (mounts)
+        endmntent(mounts);
+    snprintf(dir, 4096, "%s%s", mount, group);
+    return group[0] && mount[0];
+}
+
+static bool write_in(const char *dir, const char *name, const char *text)
+{
+    char path[4200];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    return write_text(path, text);
+}
+
+bool memory_group_enter(const char *bytes, char *name)
+{
+    char above[4096], self[16];
+    bool is_v2 = false;
+    errno = ENOENT;
+    if (!can(memory_group_here(above, &is_v2), "no memory control groups here"))
+        return false;
+    snprintf(self, sizeof self, "%d", (int)getpid());
+    if (snprintf(name, 4096, "%s/cb-test-%s", above, self) >= 4096 ||
+        !can(mkdir(name, 0755) == 0, "no memory control group of one's own here"))
+        return false;
+    bool done = write_in(name, is_v2 ? "memory.max" : "memory.limit_in_bytes", bytes) &&
+                write_in(name, "cgroup.procs", self);
+    if (!can(done, "no limit for a memory control group of one's own here"))
+        rmdir(name);
+    return done;
+}
+
+long memory_group_fails(const char *name)
+{
+    char path[4200], text[512];
+    snprintf(path, sizeof path, "%s/memory.failcnt", name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        snprintf(path, sizeof path, "%s/memory.events", name);
+        fd = open(path, O_RDONLY | O_CLOEXEC);
+    }
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = 0;
+    const char *max = strstr(text, "\nmax "); /* of memory.events; failcnt is one number */
+    return n <= 0 ? -1 : strtol(max ? max + 5 : text, NULL, 10);
+}
+
+void memory_group_leave(const char *name)
+{
+    char above[4096], self[16];
+    snprintf(above, sizeof above, "%s", name);
+    *strrchr(above, '/') = 0;
+    snprintf(self, sizeof self, "%d", (int)getpid());
+    cr_expect(write_in(above, "cgroup.procs", self));
+    cr_expect_eq(rmdir(name), 0, "%s: %s", name, strerror(errno));
+}
+
+/* ---- what has to work in all of them --------------------------------------------------------- */
 
 const struct storm_scale environment_scale = {.seed = 71,
                                               .n_vocab = 49152,
@@ -87,6 +176,22 @@ uint32_t service_end(struct cb_handle *h, uint64_t id)
     cr_assert_eq(event.type, CB_EVENT_END, "%s", cb_strerror(event.status));
     cr_assert_eq(cb_release(h, id), 0);
     return event.end;
+}
+
+void expect_deadlines(const struct system *s)
+{
+    struct cb_handle *h = system_open(s, NULL);
+    cr_expect_eq(service_end(h, service_submit(h, 20, HANG_MS)), CB_END_LENGTH,
+                 "a deadline that was far off");
+    uint64_t id = service_submit(h, 100000, 100);
+    struct cb_event event;
+    do
+        cr_assert_eq(cb_wait(h, id, &event, HANG_MS), 1, "%s", cb_message());
+    while (event.type == CB_EVENT_TOKENS);
+    /* The daemon may know beforehand that it can't be made. */
+    cr_expect(event.status == CB_TOO_LATE || event.end == CB_END_DEADLINE, "end %d, status %d",
+              (int)event.end, event.status);
+    cb_close(h);
 }
 
 void expects_open(struct crowd *c, uint32_t i, void *arg)

@@ -9,10 +9,12 @@
 #include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "tests/system/environment.h"
 #include "tests/system/raw.h"
+#include "tests/util/sanitized.h"
 
 enum { PEERPIDFD = 77, PASSRIGHTS = 83 };
 
@@ -53,37 +55,63 @@ Test(environments, dev_shm_of_64_mib_and_then_full)
     system_fini(&s);
 }
 
-/* A control group is something that somebody has to lend. */
+/* Pages of lanes are charged to the daemon, which touches them first: the bytes that a uid may have
+ * are what keeps one user from having the whole group killed. */
 Test(environments, memory_control_group)
 {
-    const char *group = getenv("CB_TEST_CGROUP");
-    char path[512], text[32];
+    enum { N = 16 };
+    struct cb_handle *handles[N], *more;
     struct cb_options options;
-    struct cb_handle *h, *large;
     struct system s;
-    if (!group) {
-        fprintf(stderr,
-                "skipped: CB_TEST_CGROUP names no memory control group that tests may use\n");
-        return;
-    }
-    snprintf(path, sizeof path, "%s/memory.max", group);
-    if (access(path, F_OK) < 0)
-        snprintf(path, sizeof path, "%s/memory.limit_in_bytes", group);
-    if (!can(write_text(path, "268435456"), path))
-        return;
-    snprintf(path, sizeof path, "%s/cgroup.procs", group);
-    snprintf(text, sizeof text, "%d", (int)getpid());
-    if (!can(write_text(path, text), path))
+    char name[4096];
+    uint32_t n = 0;
+    if (!memory_group_enter("268435456", name))
         return;
     system_init(&s);
-    system_start(&s, SETTINGS("--model", "null", "--uid_bytes", "32m"));
-    h = system_open(&s, NULL);
+    system_start(&s, SETTINGS("--model", "null", "--uid_bytes", "128m"));
     cb_options_init(&options);
-    options.arena_bytes = 40 << 20; /* what pages would be charged to the daemon's group */
-    cr_expect_eq(system_try_open(&s, &options, &large), CB_QUOTA);
-    cr_expect_eq(service_end(h, service_submit(h, 5, 0)), CB_END_LENGTH);
-    cb_close(h);
+    options.arena_bytes = 24 << 20;
+    while (n < N && system_try_open(&s, &options, &handles[n]) == 0)
+        n++;
+    cr_expect(n >= 2 && n < N, "%u lanes", n);
+    cr_expect_eq(system_try_open(&s, &options, &more), CB_QUOTA);
+    for (uint32_t i = 0; i < n; i++)
+        cr_expect_eq(service_end(handles[i], service_submit(handles[i], 5, 0)), CB_END_LENGTH);
+    for (uint32_t i = 0; i < n; i++)
+        cb_close(handles[i]);
+    system_settle(&s);
     expect_service(&s);
+    cr_expect_eq(memory_group_fails(name), 0, "the group's limit was met");
+    system_fini(&s);
+    memory_group_leave(name);
+}
+
+/* ---- time ------------------------------------------------------------------------------------------ */
+
+/* To set it would set it for the whole machine, so it is made to jump under the programs. What the
+ * clock that is read does apart from others: test_namespaces.c. */
+Test(environments, a_wall_clock_that_is_set_again_and_again)
+{
+    struct system s;
+    char shim[512];
+    if (IS_SANITIZED) {
+        fprintf(stderr, "skipped: a sanitizer does not let itself be preloaded\n");
+        return;
+    }
+    setenv("LD_PRELOAD", built("tests/clock_shim.so", shim), 1);
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--null_step_us", "1000", "--net_ms", "100"));
+    json_t *status = system_cbctl(&s, SETTINGS("status"));
+    long long started = json_integer_value(json_object_get(status, "started_unix_s"));
+    cr_assert_gt(llabs(started - (long long)time(NULL)), 3600, "the clock does not jump");
+    json_decref(status);
+    for (int i = 0; i < 5; i++)
+        expect_deadlines(&s);
+    struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "bench"));
+    cr_expect_eq(o.status, 0, "%s", o.err);
+    output_free(&o);
+    expect_service(&s);
+    unsetenv("LD_PRELOAD");
     system_fini(&s);
 }
 

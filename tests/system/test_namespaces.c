@@ -113,22 +113,6 @@ Test(namespaces, of_users)
 /* ---- time ------------------------------------------------------------------------------------------ */
 
 /* Daemon and client have clocks that are a day apart: what goes between them are durations. */
-static void expect_deadlines(const struct system *s)
-{
-    struct cb_handle *h = system_open(s, NULL);
-    cr_expect_eq(service_end(h, service_submit(h, 20, HANG_MS)), CB_END_LENGTH,
-                 "a deadline that was far off");
-    uint64_t id = service_submit(h, 100000, 100);
-    struct cb_event event;
-    do
-        cr_assert_eq(cb_wait(h, id, &event, HANG_MS), 1, "%s", cb_message());
-    while (event.type == CB_EVENT_TOKENS);
-    /* The daemon may know beforehand that it can't be made. */
-    cr_expect(event.status == CB_TOO_LATE || event.end == CB_END_DEADLINE, "end %d, status %d",
-              (int)event.end, event.status);
-    cb_close(h);
-}
-
 Test(namespaces, clocks_that_differ_by_a_day)
 {
     struct system s;

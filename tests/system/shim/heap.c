@@ -42,47 +42,46 @@ static void count(void *caller)
     atomic_store_explicit(&page->last_caller, (uintptr_t)caller, memory_order_relaxed);
 }
 
-#define EXPORTED __attribute__((visibility("default")))
 #define CALLER   __builtin_return_address(0)
 
-EXPORTED void *malloc(size_t bytes)
+void *malloc(size_t bytes)
 {
     count(CALLER);
     return __libc_malloc(bytes);
 }
 
-EXPORTED void *calloc(size_t n, size_t bytes)
+void *calloc(size_t n, size_t bytes)
 {
     count(CALLER);
     return __libc_calloc(n, bytes);
 }
 
-EXPORTED void *realloc(void *p, size_t bytes)
+void *realloc(void *p, size_t bytes)
 {
     count(CALLER);
     return __libc_realloc(p, bytes);
 }
 
-EXPORTED void free(void *p)
+void free(void *p)
 {
     if (p)
         count(CALLER);
     __libc_free(p);
 }
 
-EXPORTED void *memalign(size_t alignment, size_t bytes)
+void *memalign(size_t alignment, size_t bytes)
 {
     count(CALLER);
     return __libc_memalign(alignment, bytes);
 }
 
-EXPORTED void *aligned_alloc(size_t alignment, size_t bytes)
+void *aligned_alloc(size_t alignment, size_t bytes)
 {
     count(CALLER);
     return __libc_memalign(alignment, bytes);
 }
 
-EXPORTED int posix_memalign(void **pp, size_t alignment, size_t bytes)
+int posix_memalign(void **pp, size_t alignment, size_t bytes)
 {
     count(CALLER);
     *pp = __libc_memalign(alignment, bytes);

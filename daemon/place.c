@@ -75,17 +75,22 @@ static int base_dir(const struct settings *set, char *dir, size_t n, char *messa
                                     n - 1);
 }
 
+/* A file of the directory that is there to be locked. */
+static int open_lock(const struct place *p, const char *name, int *fdp, char *message)
+{
+    char path[PLACE_PATH_MAX + 8];
+    snprintf(path, sizeof path, "%s/%s", p->dir, name);
+    *fdp = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    return *fdp < 0 ? refuse(message, -errno, "can't open %s: %s", path, strerror(errno)) : 0;
+}
+
 /* There is one that serves: we alone are to take its place. */
 static int be_next(struct place *p, const struct settings *set, char *message)
 {
-    char path[PLACE_PATH_MAX + 8];
-    snprintf(path, sizeof path, "%s/next", p->dir);
-    p->next_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (p->next_fd < 0)
-        return refuse(message, -errno, "can't open %s: %s", path, strerror(errno));
     if (flock(p->next_fd, LOCK_EX | LOCK_NB) < 0)
-        return refuse(message, -EBUSY, "instance %s is being taken over already (%s is locked)",
-                      set->instance, path);
+        return refuse(message, -EBUSY,
+                      "instance %s is being taken over already, or stops (%s/next is locked)",
+                      set->instance, p->dir);
     p->is_second = true;
     return 0;
 }
@@ -131,9 +136,18 @@ int place_give(struct place *p, const struct settings *set, uid_t uid, gid_t gid
              : 0;
 }
 
+static int give_to_group(const struct place *p, const struct settings *set, gid_t group,
+                         char *message)
+{
+    if (group != (gid_t)-1 && chown(p->dir, (uid_t)-1, group) < 0)
+        return refuse(message, -errno, "can't give %s to socket_group %s: %s", p->dir,
+                      set->socket_group, strerror(errno));
+    return 0;
+}
+
 int place_take(struct place *p, const struct settings *set, gid_t group, char *message)
 {
-    char base[PLACE_PATH_MAX], lock[PLACE_PATH_MAX + 8];
+    char base[PLACE_PATH_MAX];
     int r = find(p, set, base, message);
     if (r)
         return r;
@@ -141,29 +155,26 @@ int place_take(struct place *p, const struct settings *set, gid_t group, char *m
     r = dir_make(base, access(p->dir, W_OK | X_OK) ? W_OK | X_OK : X_OK, message);
     if (r == 0)
         r = dir_make(p->dir, W_OK | X_OK, message);
+    if (r == 0)
+        r = open_lock(p, "lock", &p->lock_fd, message);
+    if (r == 0)
+        r = open_lock(p, "next", &p->next_fd, message);
     if (r)
         return r;
-    snprintf(lock, sizeof lock, "%s/lock", p->dir);
-    p->lock_fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (p->lock_fd < 0)
-        return refuse(message, -errno, "can't open %s: %s", lock, strerror(errno));
     if (flock(p->lock_fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK && set->takeover)
         return be_next(p, set, message);
     if (flock(p->lock_fd, LOCK_EX | LOCK_NB) < 0) {
         r = errno == EWOULDBLOCK
                 ? refuse(message, -EBUSY,
-                         "instance %s is already running (%s is locked); stop it, or "
+                         "instance %s is already running (%s/lock is locked); stop it, or "
                          "choose another --instance",
-                         set->instance, lock)
-                : refuse(message, -errno, "can't lock %s: %s", lock, strerror(errno));
+                         set->instance, p->dir)
+                : refuse(message, -errno, "can't lock %s/lock: %s", p->dir, strerror(errno));
         close(p->lock_fd);
         p->lock_fd = -1;
         return r;
     }
-    if (group != (gid_t)-1 && chown(p->dir, (uid_t)-1, group) < 0)
-        return refuse(message, -errno, "can't give %s to socket_group %s: %s", p->dir,
-                      set->socket_group, strerror(errno));
-    return 0;
+    return give_to_group(p, set, group, message);
 }
 
 int place_show_status(struct place *p, const char *name, char *message)
@@ -178,10 +189,18 @@ int place_show_status(struct place *p, const char *name, char *message)
     return 0;
 }
 
+/* The name that a socket has until it listens; then the one whose place it took has it. */
+static void name_aside(const struct place *p, char path[PLACE_PATH_MAX + 3])
+{
+    /* With a byte to spare below sun_path's 108. */
+    snprintf(path, PLACE_PATH_MAX + 3, "%s.x", p->path);
+}
+
 /* Everything that decides who gets in comes before listen: until then no connect succeeds. */
 static int listen_at(struct place *p, const char *path, gid_t group)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct stat st;
     snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
     if (unlink(path) < 0 && errno != ENOENT)
         return -errno;
@@ -189,17 +208,19 @@ static int listen_at(struct place *p, const char *path, gid_t group)
         return -errno;
     if (group != (gid_t)-1 && chown(path, (uid_t)-1, group) < 0)
         return -errno;
-    struct stat st;
     if (chmod(path, p->mode) < 0 || listen(p->listen_fd, BACKLOG) < 0 || stat(path, &st) < 0)
         return -errno;
     p->dev = st.st_dev;
     p->ino = st.st_ino;
+    /* There may be none yet, or the file system may not know how. */
+    if (renameat2(AT_FDCWD, path, AT_FDCWD, p->path, RENAME_EXCHANGE) == 0)
+        return 0;
     return rename(path, p->path) < 0 ? -errno : 0;
 }
 
-int place_listen(struct place *p, const struct settings *set, gid_t group, char *message)
+static int listen_aside(struct place *p, const struct settings *set, gid_t group, char *message)
 {
-    char path[PLACE_PATH_MAX + 3]; /* with a byte to spare below sun_path's 108 */
+    char path[PLACE_PATH_MAX + 3];
     int off = 0;
     p->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (p->listen_fd < 0)
@@ -207,7 +228,7 @@ int place_listen(struct place *p, const struct settings *set, gid_t group, char 
     p->refuses_descriptors =
         setsockopt(p->listen_fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof off) == 0;
     p->mode = p->refuses_descriptors || set->socket_trust ? (mode_t)set->socket_mode : 0600;
-    snprintf(path, sizeof path, "%s.x", p->path);
+    name_aside(p, path);
     mode_t mask = umask(0177);
     int r = listen_at(p, path, group);
     umask(mask);
@@ -219,30 +240,51 @@ int place_listen(struct place *p, const struct settings *set, gid_t group, char 
     return 0;
 }
 
-int place_take_over(struct place *p, const struct settings *set, gid_t group, char *message)
+int place_listen(struct place *p, const struct settings *set, gid_t group, char *message)
 {
-    int first;
-    int r = takeover_greet(p->path, &first, message);
+    char path[PLACE_PATH_MAX + 3];
+    int r = listen_aside(p, set, group, message);
+    name_aside(p, path);
     if (r == 0)
-        r = place_listen(p, set, group, message);
-    if (r == 0)
-        r = takeover_finish(first, p->lock_fd, message);
-    if (first >= 0)
-        close(first);
-    if (r == 0)
-        p->is_second = false;
-    if (r == 0) {
-        close(p->next_fd);
-        p->next_fd = -1;
-    }
+        (void)unlink(path); /* what a killed one left */
     return r;
 }
 
-/* While we hold the lock nobody else writes here, but for the one that takes our place. */
-static bool is_ours(const struct place *p)
+int place_take_over(struct place *p, const struct settings *set, gid_t group, char *message)
+{
+    char path[PLACE_PATH_MAX + 3];
+    int first;
+    name_aside(p, path);
+    int r = takeover_greet(p->path, &first, message);
+    if (r == 0)
+        r = give_to_group(p, set, group, message);
+    if (r == 0)
+        r = listen_aside(p, set, group, message);
+    if (r == 0) {
+        r = takeover_finish(first, p->lock_fd, message);
+        /* One that does not go, or will not, has its name back; those who came here come again. */
+        if (r)
+            (void)rename(path, p->path);
+        else
+            (void)unlink(path);
+    }
+    if (first >= 0)
+        close(first);
+    if (r)
+        return r;
+    p->is_second = false;
+    (void)flock(p->next_fd, LOCK_UN);
+    return 0;
+}
+
+/* While we hold the lock nobody else writes here, but for one that takes our place: if there is such
+ * a one, the name is its own to replace, and there can be none while we hold `next` too. */
+static void unlink_ours(const struct place *p)
 {
     struct stat st;
-    return stat(p->path, &st) == 0 && st.st_dev == p->dev && st.st_ino == p->ino;
+    if (flock(p->next_fd, LOCK_EX | LOCK_NB) == 0 && stat(p->path, &st) == 0 &&
+        st.st_dev == p->dev && st.st_ino == p->ino)
+        (void)unlink(p->path);
 }
 
 void place_release(struct place *p)
@@ -254,8 +296,8 @@ void place_release(struct place *p)
     }
     p->shows_status = false;
     if (p->listen_fd >= 0) {
-        if (!p->is_handed && is_ours(p))
-            (void)unlink(p->path);
+        if (!p->is_handed)
+            unlink_ours(p);
         close(p->listen_fd);
     }
     if (p->next_fd >= 0)

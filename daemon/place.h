@@ -4,7 +4,8 @@
  *   <runtime_dir>/<instance>/lock    flock: vanishes with the process, as no pid file does
  *   <runtime_dir>/<instance>/sock    SOCK_SEQPACKET; renamed into place once it listens
  *   <runtime_dir>/<instance>/status  a link to the STATUS page, which tells run directories apart
- *   <runtime_dir>/<instance>/next    flock: of who is about to take this daemon's place
+ *   <runtime_dir>/<instance>/next    flock: of who is about to take this daemon's place, and of who
+ *                                    unlinks its socket, so that it is not the other's by then
  *
  * No descriptor may ever reach this daemon: to take, drop or close one can block it for ever. Where
  * the kernel can refuse them (SO_PASSRIGHTS, 6.16), it does so before listen. Where it can't, the
@@ -34,7 +35,7 @@ struct place {
     char path[PLACE_PATH_MAX]; /* the socket */
     int lock_fd;               /* -1: not taken */
     bool is_second;            /* another daemon has the lock: its place is to be taken */
-    int next_fd;               /* -1: it is not */
+    int next_fd;               /* locked while it is second; -1: not open */
     dev_t dev;                 /* of the socket: there may be another's by that name */
     ino_t ino;
     int listen_fd; /* -1: not listening */

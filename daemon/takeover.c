@@ -32,7 +32,7 @@ static int say(int sock, const char *command, const char *argument)
 }
 
 /* Whether it does as it was told, all pieces of its answer being read: 0, -EAGAIN if it has too much
- * else to answer, or refused. */
+ * else to answer, -EPERM if it will not, or another error. */
 static int hear(int sock, char *message)
 {
     for (;;) {
@@ -52,7 +52,7 @@ static int hear(int sock, char *message)
         if (reply.status == CB_BUSY)
             return refuse(message, -EAGAIN, "the daemon that serves is too busy to answer");
         if (reply.status)
-            return refuse(message, -EPROTO, "the daemon that serves refuses: status %d",
+            return refuse(message, -EPERM, "the daemon that serves refuses: status %d",
                           reply.status);
         return 0;
     }
@@ -96,15 +96,18 @@ int takeover_finish(int sock, int lock_fd, char *message)
 {
     const struct timespec look = {.tv_nsec = LOOK_NS};
     struct timespec begun, now;
-    bool is_told = sock < 0;
+    int answer = sock < 0 ? 0 : -EAGAIN;
     clock_gettime(CLOCK_MONOTONIC, &begun);
     while (flock(lock_fd, LOCK_EX | LOCK_NB) < 0) {
-        /* Again while it is too busy to take it; what else it says, its lock says better. */
-        if (!is_told)
-            is_told = say(sock, "stop", "hard") < 0 || hear(sock, message) != -EAGAIN;
+        int error = errno;
+        /* Again while it is too busy to take it. If it hangs up, its lock says whether it goes. */
+        if (answer == -EAGAIN)
+            answer = say(sock, "stop", "hard") < 0 ? 0 : hear(sock, message);
+        if (answer == -EPERM)
+            return answer;
         clock_gettime(CLOCK_MONOTONIC, &now);
-        if (errno != EWOULDBLOCK && errno != EINTR)
-            return refuse(message, -errno, "can't take the lock: %s", strerror(errno));
+        if (error != EWOULDBLOCK && error != EINTR)
+            return refuse(message, -error, "can't take the lock: %s", strerror(error));
         if (now.tv_sec - begun.tv_sec > LEAVE_MS / 1000)
             return refuse(message, -ETIMEDOUT,
                           "the daemon that serves was told to stop, and does not");

@@ -9,10 +9,13 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "daemon/base/refuse.h"
+#include "daemon/place.h"
+#include "daemon/settings.h"
 #include "daemon/takeover.h"
 #include "shm/control.h"
 #include "shm/status.h"
@@ -107,4 +110,87 @@ Test(takeover, one_that_refuses_is_left_alone)
         cr_expect(strstr(message, "the daemon that serves"), "%s", message);
         first_fini(&f);
     }
+}
+
+/* ---- the name ------------------------------------------------------------------------------------ */
+
+static ino_t inode_of(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 ? st.st_ino : 0;
+}
+
+/* A first daemon in a run directory of its own, and a second that has found its lock taken. */
+static void second_init(struct place *p, struct settings *set, struct first *f,
+                        const int32_t *answers, uint32_t n_answers)
+{
+    char message[PLACE_MESSAGE_MAX] = "";
+    first_init(f, answers, n_answers);
+    settings_init(set);
+    snprintf(set->runtime_dir, sizeof set->runtime_dir, "/tmp");
+    snprintf(set->instance, sizeof set->instance, "%s", f->dir + strlen("/tmp/"));
+    set->takeover = true;
+    cr_assert_eq(place_take(p, set, (gid_t)-1, message), 0, "%s", message);
+    cr_assert(p->is_second);
+}
+
+static void second_fini(struct place *p, struct first *f)
+{
+    char path[128];
+    place_release(p);
+    snprintf(path, sizeof path, "%s/next", f->dir);
+    unlink(path);
+    first_fini(f);
+}
+
+Test(takeover, one_that_will_not_go_keeps_its_name)
+{
+    static const int32_t answers[] = {0, CB_BUSY, CB_DENIED};
+    char message[PLACE_MESSAGE_MAX] = "";
+    struct settings set;
+    struct first f;
+    struct place p;
+    second_init(&p, &set, &f, answers, 3);
+    ino_t inode = inode_of(f.path);
+    cr_expect_eq(place_take_over(&p, &set, (gid_t)-1, message), -EPERM);
+    cr_expect(strstr(message, "refuses"), "%s", message);
+    cr_expect_eq(inode_of(f.path), inode, "who comes does not find it");
+    second_fini(&p, &f);
+    cr_expect_eq(access(f.dir, F_OK), -1, "something is left in %s", f.dir);
+}
+
+Test(takeover, one_that_goes_gives_it_up)
+{
+    static const int32_t answers[] = {0, 0};
+    char message[PLACE_MESSAGE_MAX] = "";
+    struct settings set;
+    struct first f;
+    struct place p;
+    second_init(&p, &set, &f, answers, 2);
+    ino_t inode = inode_of(f.path);
+    cr_expect_eq(place_take_over(&p, &set, (gid_t)-1, message), 0, "%s", message);
+    cr_expect(inode_of(f.path) && inode_of(f.path) != inode);
+    second_fini(&p, &f);
+    cr_expect_eq(access(f.dir, F_OK), -1, "something is left in %s", f.dir);
+}
+
+/* It may stop for a reason of its own while another is about to take its place: that one may have put
+ * its socket there since it looked. */
+Test(takeover, who_stops_while_its_place_is_taken_leaves_the_name_alone)
+{
+    static const int32_t answers[] = {0, 0};
+    char message[PLACE_MESSAGE_MAX] = "", path[128];
+    struct settings set;
+    struct first f;
+    struct place p;
+    second_init(&p, &set, &f, answers, 2);
+    cr_assert_eq(place_take_over(&p, &set, (gid_t)-1, message), 0, "%s", message);
+    snprintf(path, sizeof path, "%s/next", f.dir);
+    int next = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    cr_assert_eq(flock(next, LOCK_EX | LOCK_NB), 0);
+    place_release(&p);
+    cr_expect(inode_of(f.path));
+    close(next);
+    unlink(path);
+    first_fini(&f);
 }

@@ -81,7 +81,9 @@ ALL_LIBS    := $(TOOLS_LIB) $(DAEMON_LIB) $(KERNELS_LIB) $(CLIENT_LIB) $(SHM_LIB
 # tests/<folder>/test_*.c make one program a folder; tests/programs/*.c and examples one each.
 # The explorer: shm's own code compiled against the memory model instead of <stdatomic.h>.
 EXPLORE_SRC  := $(wildcard tests/explore/*.c) $(addprefix shm/,arena.c geometry.c lane.c lane_client.c lane_deliver.c ring.c)
-TEST_FOLDERS := $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.c))))
+# tests/fetch brings a runtime of its own for ThreadSanitizer's hooks: it can't be linked with the other.
+TEST_FOLDERS := $(filter-out $(if $(filter tsan,$(VARIANT)),fetch),\
+                  $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.c)))))
 TEST_PROGS   := $(addprefix $(BUILD)/tests/test_,$(TEST_FOLDERS))
 UNIT_PROGS   := $(filter-out %/test_system,$(TEST_PROGS))
 REPLAYED     := $(addprefix tests/data/,processors.json scheduler-traces.json memory-sizing.json)
@@ -174,6 +176,17 @@ $(BUILD)/tests/test_$(1): $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/$(1)/*.c)) 
 endef
 $(foreach f,$(TEST_FOLDERS),$(eval $(call test_rule,$(f))))
 $(TEST_PROGS): EXTRA_LIBS := -lcriterion
+
+# tests/fetch: what may see a client's memory is compiled again, with a hook at each load (tests/fetch/trace.h).
+TRACED_CFLAGS := $(filter-out $(SAN),$(BASE_CFLAGS)) -fno-builtin -fsanitize=thread -Wno-unknown-warning-option -Wno-tsan \
+                 $(if $(findstring clang,$(CC)),-mllvm -tsan-instrument-read-before-write=1)
+TRACED_SRC    := $(SHM_SRC) $(wildcard daemon/*.c daemon/sched/*.c tests/fetch/traced/*.c)
+$(OBJ)/traced/%.o: %.c Makefile
+	$(call say,CC,$< [traced])
+	$(Q)mkdir -p $(@D) && $(CC) $(TRACED_CFLAGS) $(CFLAGS) -c $< -o $@
+$(BUILD)/tests/test_fetch: $(filter-out $(OBJ)/traced/daemon/main.o,$(patsubst %.c,$(OBJ)/traced/%.o,$(TRACED_SRC))) \
+    $(OBJ)/tests/daemon/peer.o
+$(BUILD)/tests/test_fetch: LDFLAGS += -Wl,--wrap=memcpy,--wrap=memmove,--wrap=memcmp
 $(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 $(BUILD)/tests/bench_kernels: $(call objs,$(wildcard tests/bench/kernels/*.c)) $(KERNELS_LIB)

@@ -96,7 +96,7 @@ PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbct
 SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
-.PHONY: all audit timing deps explore model demo check test bench bench-peers figures asan tsan fuzz soak soak-null soak-kills format lint install uninstall help clean \
+.PHONY: all audit timing deps explore model demo check test bench bench-zoo bench-peers figures asan tsan fuzz fuzz-afl soak-fuzz soak soak-null soak-kills format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -254,6 +254,24 @@ $(BUILD)/fuzz/%: $(OBJ)/fuzz/tests/fuzz/%.o $(OBJ)/fuzz/libfuzzall.a $(KERNELS_L
 	$(Q)mkdir -p $(@D) && clang -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 fuzz: $(FUZZ_PROGS) ## Run every fuzz target for FUZZ_SECONDS (60), keeping its corpus
 	@tests/fuzz/run.sh $(FUZZ_SECONDS) $(FUZZ_PROGS)
+
+# The same sources under AFL++: those that hold a whole life of a lane, an intake, a message, a lost lane.
+AFL_TARGETS ?= intake lane message lost
+AFL_PROGS   := $(patsubst %,$(BUILD)/afl/fuzz_%,$(AFL_TARGETS))
+$(OBJ)/afl/%.o: %.c Makefile
+	$(call say,AFLCC,$<)
+	$(Q)mkdir -p $(@D) && AFL_QUIET=1 afl-clang-fast $(filter-out -fsanitize=%,$(FUZZ_CFLAGS)) -fsanitize=address,undefined \
+	    -fno-sanitize-recover=all -MMD -MP -c $< -o $@
+$(OBJ)/afl/libfuzzall.a: $(patsubst %.c,$(OBJ)/afl/%.o,$(FUZZ_SRC))
+	$(Q)rm -f $@ && ar rcs $@ $^
+$(BUILD)/afl/%: $(OBJ)/afl/tests/fuzz/%.o $(OBJ)/afl/libfuzzall.a $(KERNELS_LIB)
+	$(call say,LD,$@)
+	$(Q)mkdir -p $(@D) && AFL_QUIET=1 afl-clang-fast -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
+fuzz-afl: $(AFL_PROGS) ## AFL++ (Debian: afl++) on AFL_TARGETS (intake lane message lost), FUZZ_SECONDS (60) each
+	@tests/fuzz/run_afl.sh $(FUZZ_SECONDS) $(AFL_PROGS)
+soak-fuzz: ## Every fuzz target and AFL++ for ten minutes each
+	@$(MAKE) --no-print-directory FUZZ_SECONDS=600 fuzz
+	@$(MAKE) --no-print-directory FUZZ_SECONDS=600 fuzz-afl
 
 SOAK_SEEDS ?= 0-9999
 soak: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEEDS (0-9999); VARIANT=asan works too

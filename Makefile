@@ -234,6 +234,9 @@ explore: $(BUILD)/tests/explore ## Explore shm under the C11 memory model, then 
 	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh
 audit: all $(BUILD)/tests/audit_storm ## Put 50 bugs into the bookkeeping: its own audit must see at least 45 within 100 steps
 	CC=$(CC) tests/audit/mutants.sh $(BUILD) $(OBJ) 5
+ZOO_PAIRS ?= 10
+bench-zoo: all $(BUILD)/tests/test_system ## What each bad client costs the others, against one that spins: ZOO_PAIRS (10) pairs
+	CB_ZOO_PAIRS=$(ZOO_PAIRS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'zoo_cost/*'
 TIMING_SAMPLES ?= 2000
 timing: all $(BUILD)/tests/timing ## As root: does the time to a first token tell one user what another has cached?
 	@tests/timing.sh $(BUILD) $(TIMING_SAMPLES)

@@ -291,12 +291,14 @@ soak-kills: all $(BUILD)/tests/test_system ## Kill the daemon SOAK_KILLS (1000) 
 # ---- the rest ----------------------------------------------------------------------------------------
 
 C_FILES = $(shell git ls-files '*.c' '*.h')
+PY_FILES = $(filter-out tests/bench/peers/%,$(shell git ls-files '*.py'))
 format: ## Let clang-format settle the spacing of every C file
 	@clang-format -i $(C_FILES)
-lint: ## Spacing, manual pages, tests/faults.txt and edge-cases.txt, cbclient.h as C++, and clang's warnings over the whole tree
+lint: ## Spacing, manual pages, tests/faults.txt and edge-cases.txt, Python, cbclient.h as C++, and clang's warnings over the whole tree
 	@clang-format --dry-run -Werror $(C_FILES)
 	mandoc -T lint -W warning $(wildcard $(addsuffix /*.[1-8],shm client daemon tools))
 	tests/faults.sh
+	python3 -B tests/lint.py $(PY_FILES)
 	clang -x c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -I. -fsyntax-only -include client/cbclient.h /dev/null
 	$(MAKE) --no-print-directory CC=clang OBJ=obj/clang BUILD=build/clang all tests
 install: all ## Install into PREFIX (default /usr/local); DESTDIR is honoured

@@ -18,6 +18,8 @@ void cb_copy_out(void *dst, const void *src, size_t bytes)
     const uint32_t *from = src;
 
     assert(bytes % 4 == 0);
-    for (size_t i = 0; i < bytes / 4; i++)
+    for (size_t i = 0; i < bytes / 4; i++) {
         atomic_store_explicit(&to[i], from[i], memory_order_relaxed);
+        CB_CRASH_POINT();
+    }
 }

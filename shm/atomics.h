@@ -1,8 +1,9 @@
 /* shm/atomics.h - every access to memory that another process writes goes through here.
  *
  * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/explore/explorer.h,
- * which runs the same code under the C11 memory model: all interleavings, all stale reads. Orders
- * are spelled at each access. Shared words are never touched by a plain expression, never volatile.
+ * which runs the same code under the C11 memory model: all interleavings, all stale reads. With
+ * CB_CRASH defined there is a point after each store at which tests/crash/points.h can end the
+ * process, numbered as it runs; else it is nothing. Orders are spelled at each access. Shared words are never touched by a plain expression, never volatile.
  *
  *   cb_load32(p, ORDER) cb_load64        ORDER: CB_RELAXED, CB_ACQUIRE
  *   cb_store32(p, v, ORDER) cb_store64   ORDER: CB_RELAXED, CB_RELEASE
@@ -30,13 +31,22 @@ typedef _Atomic uint64_t cb_atomic64;
 #define CB_ACQUIRE memory_order_acquire
 #define CB_RELEASE memory_order_release
 
+#ifdef CB_CRASH
+#include "tests/crash/points.h"
+#define CB_CRASH_POINT()     crash_point()
+#define CB_CRASH_POINT_IF(r) crash_point_if(r)
+#else
+#define CB_CRASH_POINT()     ((void)0)
+#define CB_CRASH_POINT_IF(r) (r)
+#endif
+
 #define cb_load32(p, order)     atomic_load_explicit((p), (order))
 #define cb_load64(p, order)     atomic_load_explicit((p), (order))
-#define cb_store32(p, v, order) atomic_store_explicit((p), (v), (order))
-#define cb_store64(p, v, order) atomic_store_explicit((p), (v), (order))
-#define cb_cas32(p, expected, v)                                                        \
-    atomic_compare_exchange_strong_explicit((p), (expected), (v), memory_order_relaxed, \
-                                            memory_order_relaxed)
+#define cb_store32(p, v, order) (atomic_store_explicit((p), (v), (order)), CB_CRASH_POINT())
+#define cb_store64(p, v, order) (atomic_store_explicit((p), (v), (order)), CB_CRASH_POINT())
+#define cb_cas32(p, expected, v)                               \
+    CB_CRASH_POINT_IF(atomic_compare_exchange_strong_explicit( \
+        (p), (expected), (v), memory_order_relaxed, memory_order_relaxed))
 #define cb_fence() atomic_thread_fence(memory_order_seq_cst)
 
 #if defined(__x86_64__)

@@ -69,7 +69,7 @@ bool has_isa(const char *isa)
 
 void system_init(struct system *s)
 {
-    *s = (struct system){.out = -1};
+    *s = (struct system){.out = -1, .program = "cbd"};
     strcpy(s->dir, "/tmp/cbd-test-XXXXXX");
     cr_assert(mkdtemp(s->dir), "no directory in /tmp: %s", strerror(errno));
     chmod(s->dir, 0755);
@@ -104,6 +104,22 @@ static uint64_t count_entries(const char *path, const char *part)
     if (d)
         closedir(d);
     return n;
+}
+
+/* Of mappings that a process shares with others. */
+static uint64_t count_mapped(pid_t pid)
+{
+    char path[64], line[512], permissions[8];
+    unsigned long from, to;
+    uint64_t bytes = 0;
+    snprintf(path, sizeof path, "/proc/%d/maps", pid);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "%lx-%lx %7s", &from, &to, permissions) == 3 && permissions[3] == 's')
+            bytes += to - from;
+    if (f)
+        fclose(f);
+    return bytes;
 }
 
 void system_fini(struct system *s)
@@ -150,8 +166,9 @@ void system_expect_log(const struct system *s, const char *part)
 /* In the child: dies with the test, runs as uid, has only the variables that a test means. */
 static void become(uid_t uid, const char *const *arguments, const char *run_dir)
 {
-    static const char *const kept[] = {"PATH",         "LD_PRELOAD",    "HEAP_SHIM_FILE",
-                                       "ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS"};
+    static const char *const kept[] = {"PATH",        "LD_PRELOAD",   "HEAP_SHIM_FILE",
+                                       "CB_CRASH_AT", "ASAN_OPTIONS", "UBSAN_OPTIONS",
+                                       "TSAN_OPTIONS"};
     char *environment[16], variable[128];
     size_t n = 0;
     if (uid != geteuid() && (setgroups(0, NULL) || setgid(uid) || setuid(uid)))
@@ -175,8 +192,8 @@ void system_spawn_as(struct system *s, uid_t uid, const char *const *settings)
 {
     char path[512];
     const char *arguments[ARGUMENTS_MAX] = {
-        built("cbd", path), "--instance", s->instance,     "--runtime_dir", s->dir,
-        "--log_level",      "debug",      "--socket_mode", "0600"};
+        built(s->program, path), "--instance", s->instance,     "--runtime_dir", s->dir,
+        "--log_level",           "debug",      "--socket_mode", "0600"};
     size_t n = 9;
     int pipe_fds[2], log = open(s->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
     while (*settings && n < ARGUMENTS_MAX - 1)
@@ -232,6 +249,7 @@ static void figures_take(const struct system *s, struct figures *f)
     json_decref(status);
     snprintf(path, sizeof path, "/proc/%d/fd", s->pid);
     f->n_fds = count_entries(path, "");
+    f->mapped_bytes = count_mapped(s->pid);
     f->n_shm = count_entries("/dev/shm", s->instance);
 }
 
@@ -257,6 +275,11 @@ void system_note(struct system *s)
     figures_steady(s, &s->start);
     cr_assert_eq(s->start.lanes, 0);
     cr_assert_eq(s->start.n_shm, 1, "%d names in /dev/shm", (int)s->start.n_shm);
+}
+
+void system_note_again(struct system *s)
+{
+    figures_steady(s, &s->start);
 }
 
 void system_start(struct system *s, const char *const *settings)
@@ -359,6 +382,7 @@ void system_settle(const struct system *s)
     SAME(requests_active);
     SAME(requests_waiting);
     SAME(n_fds);
+    SAME(mapped_bytes);
     SAME(n_shm);
 #undef SAME
     cr_assert_fail("the daemon did not come back to where it was");

@@ -23,16 +23,18 @@
 /* What a daemon holds while nobody asks anything of it. */
 struct figures {
     uint64_t blocks_free, lanes, lane_bytes, requests_active, requests_waiting;
-    uint64_t n_fds; /* descriptors of the process     */
-    uint64_t n_shm; /* names of it in /dev/shm         */
+    uint64_t n_fds;        /* descriptors of the process     */
+    uint64_t mapped_bytes; /* that it shares with others     */
+    uint64_t n_shm;        /* names of it in /dev/shm         */
 };
 
 struct system {
-    char dir[48];      /* holds the run directory, the log, whatever a test puts there */
-    char instance[32]; /* also a part of its names in /dev/shm */
-    char log[64];      /* path: what the daemons of this test wrote to stderr */
-    pid_t pid;         /* of the daemon; 0: none runs */
-    int out;           /* its standard output */
+    char dir[48];        /* holds the run directory, the log, whatever a test puts there */
+    char instance[32];   /* also a part of its names in /dev/shm */
+    char log[64];        /* path: what the daemons of this test wrote to stderr */
+    const char *program; /* of the daemon, below the build directory: cbd, unless a test says */
+    pid_t pid;           /* of the daemon; 0: none runs */
+    int out;             /* its standard output */
     struct figures start;
 };
 
@@ -47,6 +49,8 @@ void system_spawn_as(struct system *s, uid_t uid, const char *const *settings);
 bool system_is_ready(struct system *s);
 /* Notes the figures to settle to, before anybody connects. */
 void system_note(struct system *s);
+/* The same with whoever is connected then, and idle. */
+void system_note_again(struct system *s);
 /* The three together, for the usual case. */
 void system_start(struct system *s, const char *const *settings);
 #define SETTINGS(...) ((const char *const[]){__VA_ARGS__ __VA_OPT__(, ) NULL})

@@ -74,7 +74,7 @@ void system_await(const struct system *s, const char *name, uint64_t least);
 /* Waits until all figures are what they were at the start. */
 void system_settle(const struct system *s);
 
-/* Runs $CBD_BUILD/PROGRAM with arguments and input (NULL: none) against this daemon. *outp, *errp
+/* Runs built(PROGRAM) with arguments and input (NULL: none) against this daemon. *outp, *errp
  * (may be NULL): what it wrote; the caller's to free. The exit status, or minus the signal. */
 struct output {
     char *out, *err;
@@ -94,7 +94,7 @@ struct output system_run_end(struct running *r);
 /* The JSON that `cbctl -i INSTANCE WORDS... --json` prints; the caller's to json_decref. */
 json_t *system_cbctl(const struct system *s, const char *const *words);
 
-/* $CBD_BUILD/NAME into path. */
+/* $CBD_BUILD/NAME into path; a NAME that is a path stays as it is. */
 const char *built(const char *name, char path[512]);
 /* $CBD_MODEL, or NULL and a word why the test is skipped. */
 const char *default_model(void);

@@ -18,7 +18,7 @@ import sys
 import time
 
 from . import control, wire
-from .errors import Error, Failed, code_of, error
+from .errors import Busy, Error, Failed, code_of, error
 from .lane import Lane
 from .request import Request
 from .text import Vocab
@@ -129,7 +129,11 @@ class Client:
         ids = wire.words(prompt) + wire.words(given)
         options = wishes.options(before.resume_record() if before else b"")
         entry = wishes.entry(len(prompt) + len(given), len(options), seed, n, len(given))
-        slots, gen, off = self.lane.submit(entry, ids, options, n)
+        try:
+            slots, gen, off = self.lane.submit(entry, ids, options, n)
+        except Busy:
+            self._drain()  # what the daemon has taken in and ended by now makes room
+            slots, gen, off = self.lane.submit(entry, ids, options, n)
         requests = [Request(self, prompt, wishes, seed, i, slot, gen, before)
                     for i, slot in enumerate(slots)]
         requests[0]._arena_off = off  # all are answered in one
@@ -214,6 +218,7 @@ class Client:
         request = self.running.get(entry.slot)
         if entry.type == wire.LANE or request is None or request.gen != entry.gen:
             return
+        request.user = entry.user
         if request._arena_off is not None:
             self.lane.arena.release(request._arena_off)
             request._arena_off = None

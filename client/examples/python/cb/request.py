@@ -14,6 +14,7 @@ class Request:
     end              None: it runs, or was refused; else "eos", "stop", "length", "cancelled",
                      "deadline" or "error"
     error            why it was refused or broke off
+    user             the number of yours, as it came back
     stop, stop_is_id with end "stop": which one, of `stops` or of `stop_ids`
     logprobs, ...    what was asked for beside the ids, a list each
     """
@@ -31,7 +32,8 @@ class Request:
         self.end = self.error = None
         self.stop = None
         self.stop_is_id = False
-        self.n_prefix_hit = 0
+        self.user = wishes.user
+        self.n_prompt = self.n_prefix_hit = 0
         self.queued_ns = self.first_token_ns = self.total_ns = 0
         self.times, self.logprobs, self.top_logprobs, self.epochs = [], [], [], []
         self.prompt_logprobs, self.prompt_top_logprobs = [], []
@@ -135,6 +137,7 @@ class Request:
         """Its slot says that it has ended."""
         self._pull(lane, record.emitted)
         self.weight_epoch = record.weight_epoch
+        self.n_prompt = record.n_prompt
         self.n_prefix_hit = record.n_prefix_hit
         self.queued_ns = record.queued_ns
         self.first_token_ns = record.first_token_ns

@@ -70,13 +70,17 @@ class Wishes:
             raise error("BAD_TOP_K")
         if not 0 <= self.top_logprobs <= 20:
             raise error("BAD_PARAMETER", (13, self.top_logprobs & wire.NO_ID))
-        for ids, most, which in ((self.allowed_ids, 4096, 9), (self.banned_ids, 4096, 10),
-                                 (self.biases or None, 1024, 7)):
-            if ids is not None and not 1 <= len(ids) <= most:
-                raise error("BAD_PARAMETER", (which, len(ids)))
-        for ids, most in ((self.stop_ids, 64), (self.stops, 16)):
-            if len(ids) > most:
-                raise error("BAD_STOP", (len(ids), most))
+        for ids, which in ((self.allowed_ids, 9), (self.banned_ids, 10)):
+            if ids is not None and not 1 <= len(set(ids)) <= 4096:
+                raise error("BAD_PARAMETER", (which, len(set(ids))))
+        if len(self.biases) > 1024:
+            raise error("BAD_PARAMETER", (7, len(self.biases)))
+        for stops, most in ((self.stop_ids, 64), (self.stops, 16)):
+            if len(stops) > most:
+                raise error("BAD_STOP", (len(stops), most))
+        for stop in self.stops:
+            if not 1 <= len(stop.encode()) <= 256:
+                raise error("BAD_STOP", (len(stop.encode()), 256), "bytes of a stop string")
 
     def options(self, resume=b""):
         """The option block: one record for each thing that is asked for."""

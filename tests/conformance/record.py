@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""record.py CASES.json GROUP < OUTCOMES: puts what a runner printed into the file, as what is expected.
-
+"""record.py CASES.json GROUP < OUTCOMES: puts what a runner printed into the file, as expected.
 For cases that are new, or whose answers have changed for a reason. Read the difference: whatever is
 recorded here is what every client must say from then on.
 """

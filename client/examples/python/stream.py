@@ -23,7 +23,8 @@ def main():
         signal.signal(signal.SIGINT, lambda *_: request.cancel())
         for piece in request.text_stream():
             print(piece, end="", flush=True)
-        print(f"\n{len(request.tokens)} tokens, until {request.end}", file=sys.stderr)
+        print()
+        print(f"{len(request.tokens)} tokens, until {request.end}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ endian, no padding but what is written out.
 
 These formats build and read private bytes only, which are then copied as a whole. A word that both
 sides look at while the other may store it (cursors, `doze`, `ctl`, `emitted`) must never go through
-`struct`: pack_into first fills its place with zeros, then writes the value, with "<" byte by byte,
-so the daemon could read a number that nobody meant. Such words are lane.py's affair.
+`struct`: pack_into first fills its place with zeros and then writes the value, so a daemon that
+looks in between reads 0, which tests/python/tears.py would see at every fifth look. Such words are
+lane.py's affair.
 """
 
 import struct

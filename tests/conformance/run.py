@@ -27,15 +27,23 @@ def ids_of(value):
     return [value.get("from", 0) + i * value.get("step", 1) for i in range(value["n"])]
 
 
-def arguments_of(wishes):
+def prompt_of(wishes, vocab):
+    if "text" not in wishes:
+        return ids_of(wishes["ids"])
+    return vocab.encode(wishes["text"], special=wishes.get("parse_special", False),
+                        bos=not wishes.get("no_bos", False))
+
+
+def arguments_of(wishes, vocab):
     """Those of submit_children: n, prompt, and what is named as in the file."""
-    rest = {key: value for key, value in wishes.items() if key not in ("n", "ids")}
+    rest = {key: value for key, value in wishes.items()
+            if key not in ("n", "ids", "text", "parse_special", "no_bos")}
     for key in ("stop_ids", "allowed_ids", "banned_ids"):
         if key in rest:
             rest[key] = ids_of(rest[key])
     if "cache_salt" in rest:
         rest["cache_salt"] = rest["cache_salt"].encode()
-    return wishes.get("n", 1), ids_of(wishes["ids"]), rest
+    return wishes.get("n", 1), prompt_of(wishes, vocab), rest
 
 
 # ---- what came of it -----------------------------------------------------------------------------
@@ -105,7 +113,7 @@ class Run:
         self.sequences = []
 
     def submit(self, wishes):
-        n, prompt, rest = arguments_of(wishes)
+        n, prompt, rest = arguments_of(wishes, self.client.vocab)
         try:
             self.sequences += self.client.submit_children(n, prompt, **rest)
         except cb.Error as e:

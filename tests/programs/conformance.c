@@ -125,6 +125,7 @@ static void request_init(struct cb_request *r, const json_t *w)
 {
     cb_request_init(r);
     r->ids = ids_of(json_object_get(w, "ids"), &r->n_ids);
+    r->text = json_string_value(json_object_get(w, "text"));
     r->max_new_tokens = (uint32_t)whole(w, "max_new_tokens", CB_NO_LIMIT);
     r->temperature = (float)number(w, "temperature", 0);
     r->top_p = (float)number(w, "top_p", 1);
@@ -157,7 +158,8 @@ static void request_init(struct cb_request *r, const json_t *w)
     r->flags |= flag(w, "final_only", CB_FINAL_ONLY) | flag(w, "ignore_eos", CB_IGNORE_EOS) |
                 flag(w, "times", CB_TIMES) | flag(w, "logprobs", CB_LOGPROBS) |
                 flag(w, "raw_logprobs", CB_RAW_LOGPROBS) | flag(w, "epochs", CB_EPOCHS) |
-                flag(w, "prompt_logprobs", CB_PROMPT_LOGPROBS);
+                flag(w, "prompt_logprobs", CB_PROMPT_LOGPROBS) |
+                flag(w, "parse_special", CB_PARSE_SPECIAL) | flag(w, "no_bos", CB_NO_BOS);
 }
 
 static void request_fini(struct cb_request *r)

@@ -20,7 +20,7 @@ def main():
                 client.wait()
             if running and draw.random() < 0.2:
                 draw.choice(running).cancel()
-            client.poll()
+            client.wait(0.01)
             running = [request for request in running if not request.is_done]
 
 

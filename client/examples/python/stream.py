@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""stream.py [-n TOKENS] ID...: what comes after these ids, as text, while it is made.
+"""stream.py [-n TOKENS] PROMPT: what comes after it, while it is made.
 
 Ctrl-C asks that it end. The daemon answers with an end like any other, and what was made stays.
 """
@@ -13,12 +13,12 @@ import cb
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split(":")[1].strip())
-    parser.add_argument("ids", metavar="ID", type=int, nargs="+")
+    parser.add_argument("prompt")
     parser.add_argument("-n", dest="limit", metavar="TOKENS", type=int, default=None)
     options = parser.parse_args()
 
     with cb.connect(name="stream.py") as client:
-        request = client.submit(options.ids, max_new_tokens=options.limit)
+        request = client.submit(options.prompt, max_new_tokens=options.limit)
         # Not KeyboardInterrupt: raised in the midst of a call it could lose what that had in hand.
         signal.signal(signal.SIGINT, lambda *_: request.cancel())
         for piece in request.text_stream():

@@ -1,7 +1,8 @@
 """A client of cbd in standard-library Python: cb_shm(7), spoken by something that is not C.
 
 In reading order: wire.py (layouts), control.py (the socket), lane.py (shared memory), wishes.py and
-request.py (what goes in and comes out), client.py (all of it together), text.py, futex.py.
+request.py (what goes in and comes out), client.py (all of it together), text.py and
+encode.py, futex.py.
 """
 
 from .client import Client, connect

@@ -2,8 +2,8 @@
 
     import cb
     with cb.connect() as client:
-        for token in client.submit([1, 2, 3], max_new_tokens=16).stream():
-            print(token)
+        for piece in client.submit("The sea is", max_new_tokens=16).text_stream():
+            print(piece, end="", flush=True)
 
 One thread at a time may use a client; programs with several open one for each. A child of fork()
 opens its own. A signal handler may cancel a request, and nothing else: after one that raised an
@@ -99,8 +99,8 @@ class Client:
     # ---- requests ------------------------------------------------------------------------------
 
     def submit(self, prompt, **wishes):
-        """Sends a request for what comes after these ids; see Wishes. Never waits: Busy if there is
-        no room now."""
+        """Sends a request for what comes after this text, or these ids; see Wishes. Never waits:
+        Busy if there is no room now."""
         return self._send(prompt, Wishes(**wishes), 1)[0]
 
     def submit_children(self, n, prompt, **wishes):
@@ -118,6 +118,8 @@ class Client:
     def _send(self, prompt, wishes, n, before=None):
         self._check()
         wishes.check()
+        if isinstance(prompt, str):
+            prompt = self.vocab.encode(prompt)
         if not prompt:
             raise error("EMPTY_PROMPT")
         if not 1 <= n <= min(64, self.lane.geometry.n_slots):

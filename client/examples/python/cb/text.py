@@ -1,12 +1,12 @@
-"""Ids to text, by the vocabulary that the daemon publishes.
+"""The vocabulary that the daemon publishes, and ids to text by it.
 
-The VOCAB segment never changes once it is there. What it has beside the bytes of each token, to
-make ids of text, is told in cb_shm(7).
+The VOCAB segment never changes once it is there. Text becomes ids in encode.py.
 """
 
 import codecs
 import struct
 
+from .encode import Encoder
 from .errors import error
 
 MAGIC = 0x31424143564243  # "CBVCAB1"
@@ -16,36 +16,52 @@ NONE = 0xFFFFFFFF
 HEADER = struct.Struct("<Q II Q 8I 4I 8x")
 PART = struct.Struct("<QQ")  # offset, bytes
 TEXT_OFF, TEXT, TYPES, NAME = 0, 1, 2, 8
+BYTE_IDS, BYTE_IDS_OFF = struct.Struct("<256I"), 224
 UNKNOWN, CONTROL = 2, 3
 
 
 class Vocab:
     def __init__(self, segment):
-        (magic, version, _, _, self.n_tokens, _, _, _, _, _, _, _,
+        (magic, version, _, _, self.n_tokens, _, _, _, _, _, self.pre, self.flags,
          bos, eos, eot, _) = HEADER.unpack_from(segment)
         if magic != MAGIC or version != 1:
             raise error("VERSION", where="the daemon's vocabulary")
         self.bos, self.eos, self.eot = (None if id == NONE else id for id in (bos, eos, eot))
         self.segment = memoryview(segment)
-        self.offsets = self._part(TEXT_OFF).cast("I")
-        self.text = self._part(TEXT)
-        self.types = self._part(TYPES)
-        self.name = bytes(self._part(NAME)).decode(errors="replace")  # of the model
+        self.views = [self.segment]
+        self.offsets = self.part(TEXT_OFF, "I")
+        self.text = self.part(TEXT)
+        self.types = self.part(TYPES)
+        self.name = bytes(self.part(NAME)).decode(errors="replace")  # of the model
+        self.byte_ids = BYTE_IDS.unpack_from(segment, BYTE_IDS_OFF)
+        self.encoder = None
 
-    def _part(self, i):
+    def part(self, i, code="B"):
+        """Part i, counted from 0, as numbers of this kind. It lives until close()."""
         off, n = PART.unpack_from(self.segment, HEADER.size + i * PART.size)
-        return self.segment[off:off + n]
+        self.views.append(self.segment[off:off + n].cast(code))
+        return self.views[-1]
 
     def close(self):
-        for view in (self.offsets, self.text, self.types, self.segment):
+        for view in reversed(self.views):
             view.release()
+
+    def encode(self, text, special=False, bos=True):
+        """The ids of a text. special: tokens that steer the model, where they are written out, are
+        these tokens. bos: with the id in front that some models want."""
+        if self.encoder is None:
+            self.encoder = Encoder(self)
+        return self.encoder.encode(text, special, bos)
+
+    def raw_bytes(self, token):
+        return bytes(self.text[self.offsets[token]:self.offsets[token + 1]])
 
     def bytes_of(self, token):
         """What a token adds to the text: nothing, if it only steers the model. Not always whole
         characters."""
         if self.types[token] in (UNKNOWN, CONTROL):
             return b""
-        return bytes(self.text[self.offsets[token]:self.offsets[token + 1]])
+        return self.raw_bytes(token)
 
 
 class TextStream:

@@ -75,13 +75,14 @@ Test(examples, minimal)
     system_fini(&s);
 }
 
-static void several(const char *program)
+/* script: of an interpreter; NULL: the program takes prompts. */
+static void several(const char *program, const char *script)
 {
-    static const char *const prompts[] = {"Once upon a time", "The sea is", "Two and two are",
-                                          NULL};
+    const char *all[] = {script, "Once upon a time", "The sea is", "Two and two are", NULL};
+    const char *const *prompts = &all[1];
     struct system s;
     start_as_default(&s);
-    struct output o = system_run(&s, NULL, program, prompts);
+    struct output o = system_run(&s, NULL, program, script ? all : prompts);
     cr_expect_eq(o.status, 0, "%s", o.err);
     for (int i = 0; prompts[i]; i++) {
         char *text = text_of(&s, prompts[i], "24"), *got = collect(o.out, (char)('1' + i));
@@ -96,15 +97,20 @@ static void several(const char *program)
 
 Test(examples, event_loop)
 {
-    several("examples/event_loop");
+    several("examples/event_loop", NULL);
 }
 
 Test(examples, threads)
 {
-    several("examples/threads");
+    several("examples/threads", NULL);
 }
 
 Test(examples, batch)
 {
-    several("examples/batch");
+    several("examples/batch", NULL);
+}
+
+Test(examples, python_event_loop)
+{
+    several("/usr/bin/python3", "client/examples/python/event_loop.py");
 }

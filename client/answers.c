@@ -7,6 +7,8 @@
 
 #include <string.h>
 
+#include "client/text.h"
+
 int cb_tokens(struct cb_handle *h, uint64_t id, const uint32_t **idsp, size_t *np)
 {
     struct cb_held *q;
@@ -182,4 +184,87 @@ int cb_result(struct cb_handle *h, uint64_t id, struct cb_result *result)
         cb_fill_result_locked(h, q, result);
     pthread_mutex_unlock(&h->lock);
     return q ? 0 : cb_fail(CB_NOT_FOUND);
+}
+
+/* ---- its text -------------------------------------------------------------------------------- */
+
+/* The request's text, brought up to date. */
+static int current_text(struct cb_handle *h, uint64_t id, struct cb_text **textp)
+{
+    const uint32_t *ids = NULL;
+    struct cb_text *t = NULL;
+    struct cb_held *q;
+    uint32_t n = 0, flags = 0, n_restarts = 0;
+    bool ended = false;
+    int r;
+    pthread_mutex_lock(&h->lock);
+    q = cb_held_find_locked(h, id);
+    if (q) {
+        t = q->text;
+        ids = q->ids;
+        flags = q->flags;
+        ended = q->state >= CB_REQUEST_ENDED;
+        n = cb_count_locked(h, q);
+        n_restarts = q->n_restarts;
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (!q)
+        return cb_fail(CB_NOT_FOUND);
+    if (!t) {
+        r = cb_text_new(&t, h, NULL, 0, flags);
+        if (r)
+            return r;
+        q->text = t; /* the caller's own: one call at a time, and no release meanwhile */
+    }
+    *textp = t;
+    return cb_text_update(t, h, n_restarts, ids, n, ended);
+}
+
+int cb_text(struct cb_handle *h, uint64_t id, const char **textp, size_t *bytesp)
+{
+    struct cb_text *t;
+    int r = cb_enter(h);
+    if (r || !textp || !bytesp)
+        return cb_fail(r ? r : CB_INVALID);
+    *textp = "";
+    *bytesp = 0;
+    r = current_text(h, id, &t);
+    if (r || t->n_told == t->text.n)
+        return r;
+    *textp = t->text.bytes + t->n_told;
+    *bytesp = t->text.n - t->n_told;
+    t->n_told = t->text.n;
+    return 1;
+}
+
+int cb_text_all(struct cb_handle *h, uint64_t id, const char **textp, size_t *bytesp)
+{
+    struct cb_text *t;
+    int r = cb_enter(h);
+    if (r || !textp || !bytesp)
+        return cb_fail(r ? r : CB_INVALID);
+    *textp = "";
+    *bytesp = 0;
+    r = current_text(h, id, &t);
+    if (r)
+        return r;
+    *textp = t->text.bytes;
+    *bytesp = t->text.n;
+    return 0;
+}
+
+int cb_text_tail(struct cb_handle *h, uint64_t id, uint8_t tail[4], size_t *np)
+{
+    struct cb_text *t;
+    const uint8_t *bytes;
+    int r = cb_enter(h);
+    if (r || !tail || !np)
+        return cb_fail(r ? r : CB_INVALID);
+    *np = 0;
+    r = current_text(h, id, &t);
+    if (r || !t->finished)
+        return r;
+    bytes = cb_decoder_tail(&t->decoder, np);
+    memcpy(tail, bytes, *np);
+    return 0;
 }

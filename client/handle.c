@@ -9,11 +9,11 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "client/reconnect.h"
 #include "client/record.h"
+#include "client/text.h"
 #include "shm/doorbell.h"
 
 static_assert((int)CB_END_EOS == CB_FINISH_EOS && (int)CB_END_STOP == CB_FINISH_STOP &&
@@ -22,23 +22,6 @@ static_assert((int)CB_END_EOS == CB_FINISH_EOS && (int)CB_END_STOP == CB_FINISH_
                   (int)CB_END_DEADLINE == CB_FINISH_DEADLINE &&
                   (int)CB_END_ERROR == CB_FINISH_ERROR,
               "cbclient.h spells format.h out");
-
-static uint64_t clock_ns(clockid_t clock)
-{
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-uint64_t cb_now_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
-uint64_t cb_now_coarse_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC_COARSE);
-}
 
 static int make_alive(struct cb_handle *h)
 {

@@ -203,6 +203,8 @@ static inline int cb_enter(const struct cb_handle *h)
     return *h->alive ? 0 : CB_FORKED;
 }
 
+/* ---- clock.c --------------------------------------------------------------------------------- */
+
 uint64_t cb_now_ns(void);
 uint64_t cb_now_coarse_ns(void); /* to a few ms, in a few ns */
 
@@ -265,41 +267,6 @@ void cb_link_drop_locked(struct cb_handle *h, struct cb_link *link);
 /* Frees what nobody needs of those that are gone. */
 void cb_link_reap_locked(struct cb_handle *h);
 
-/* ---- submit.c -------------------------------------------------------------------------------- */
-
-/* The prompt as ids, from whichever of the three was given: the caller's, or *ownp, which is to be
- * freed. 0 or a status, kept. */
-int cb_prompt_ids(struct cb_handle *h, const struct cb_request *request, const uint32_t **idsp,
-                  uint32_t **ownp, size_t *np);
-
-/* cb_submit, of a request of a group: until its release, its events are only for cb_group_wait. */
-int cb_group_submit(struct cb_handle *h, struct cb_group *group, const struct cb_request *request,
-                    uint64_t *idp);
-
-/* ---- send.c ---------------------------------------------------------------------------------- */
-
-/* Room in the arena for an entry's ids and so many bytes of options behind them: 0 with *offp and the
- * entry's offsets; or CB_BUSY, also if there is no slot or no place in the ring. */
-int cb_room_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t option_bytes,
-                   uint64_t *offp);
-/* Sends an entry whose prompt and options lie there, for the requests *first and those behind it, one
- * for each of its children. 0; CB_BUSY or CB_LOST, and the arena is released. Adds CB_LANE_RING to
- * *ringp. */
-int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t arena_off,
-                   struct cb_held *first, int *ringp);
-
-/* Sends a BELL: 0, or -errno: the daemon is gone. Async-signal-safe, any thread in cb_link_enter. */
-int cb_send_bell(const struct cb_link *link);
-/* Likewise; without the lock. If the daemon is gone, marks the handle lost. */
-void cb_ring(struct cb_handle *h);
-
-/* ---- release.c ------------------------------------------------------------------------------- */
-
-/* The request with this id, neither free nor abandoned, or NULL. */
-struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
-/* Gives the slot back to the daemon and forgets the request. Returns CB_LANE_RING or 0. */
-int cb_held_free_locked(struct cb_handle *h, struct cb_held *q);
-
 /* ---- sampling.c ------------------------------------------------------------------------------ */
 
 /* What a request asks of the choice of tokens, checked; lists are sorted copies. */
@@ -324,6 +291,97 @@ uint32_t cb_flags_of(const struct cb_handle *h, const struct cb_request *request
 int cb_planes_of(const struct cb_handle *h, const struct cb_request *request, uint32_t flags,
                  uint32_t *planesp);
 
+/* ---- wake.c ---------------------------------------------------------------------------------- */
+
+void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handled); /* who waits for its events */
+void cb_wake_group_locked(struct cb_handle *h, const struct cb_group *group);
+void cb_wake_all_locked(struct cb_handle *h);
+/* On leaving a wait: if nobody leads, the one that has waited longest shall look. */
+void cb_pass_lead_locked(struct cb_handle *h);
+
+/* ---- held.c ---------------------------------------------------------------------------------- */
+
+/* The request with this id, neither free nor abandoned, or NULL. */
+struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id);
+/* Gives the slot back to the daemon and forgets the request. Returns CB_LANE_RING or 0. */
+int cb_held_free_locked(struct cb_handle *h, struct cb_held *q);
+
+bool cb_has_event(const struct cb_held *q);
+void cb_unlist_locked(struct cb_handle *h, struct cb_held *q);
+void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q);
+/* Fills *event with the request's next one, which there is, and lists it again if there is more. */
+void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *event);
+
+/* It is to be sent again, behind those that were admitted before it. */
+void cb_queue_locked(struct cb_handle *h, struct cb_held *q);
+
+/* Its piece of the arena, if it has one. */
+void cb_release_arena_locked(struct cb_held *q);
+/* It has no slot any more, but is not over. CB_LANE_RING or 0. */
+int cb_leave_slot_locked(struct cb_handle *h, struct cb_held *q);
+
+/* ---- ends.c ---------------------------------------------------------------------------------- */
+
+/* It runs, or has ended, as its slot says; sees: its tokens are there to be told. */
+void cb_admit_locked(struct cb_held *q, const struct cb_slot_view *view, bool sees);
+/* How many of its tokens are there now. */
+uint32_t cb_count_locked(struct cb_handle *h, struct cb_held *q);
+/* What its slot says, in whatever place that is now; false: nothing. */
+bool cb_view_locked(const struct cb_held *q, struct cb_slot_view *view);
+
+/* These return CB_LANE_RING or 0. Nothing more comes of it. */
+int cb_over_locked(struct cb_handle *h, struct cb_held *q, enum cb_request_state state);
+/* Its end is known. */
+int cb_end_locked(struct cb_handle *h, struct cb_held *q, uint32_t end, int status);
+int cb_end_by_view_locked(struct cb_handle *h, struct cb_held *q, const struct cb_slot_view *view);
+/* What was sent again is not what it was: it ends or begins anew. */
+int cb_changed_locked(struct cb_handle *h, struct cb_held *q);
+
+bool cb_is_cancelled(const struct cb_held *q);
+/* One that waits: whether its time has come, be it by its end or by one that was asked for; then it
+ * has ended. */
+bool cb_is_over_locked(struct cb_handle *h, struct cb_held *q, uint64_t now_ns);
+
+/* ---- send.c ---------------------------------------------------------------------------------- */
+
+/* Room in the arena for an entry's ids and so many bytes of options behind them: 0 with *offp and the
+ * entry's offsets; or CB_BUSY, also if there is no slot or no place in the ring. */
+int cb_room_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t option_bytes,
+                   uint64_t *offp);
+/* Sends an entry whose prompt and options lie there, for the requests *first and those behind it, one
+ * for each of its children. 0; CB_BUSY, or CB_LOST: the lane is broken, which is the caller's to tell; and the arena is released. Adds CB_LANE_RING to
+ * *ringp. */
+int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t arena_off,
+                   struct cb_held *first, int *ringp);
+
+/* Sends a BELL: 0, or -errno: the daemon is gone. Async-signal-safe, any thread in cb_link_enter. */
+int cb_send_bell(const struct cb_link *link);
+
+/* ---- lost.c ---------------------------------------------------------------------------------- */
+
+/* The daemon is gone (CB_LOST) or has closed the lane (CB_CLOSED): every request that runs gets
+ * what the slot table still holds, and an end (CB_STOPPED where the daemon said that it stops), unless
+ * it is to go on with the next one. Wakes all. */
+void cb_lose_locked(struct cb_handle *h, int status);
+
+/* The next daemon was not found: what waits for it ends so, and nothing works any more. */
+void cb_give_up_locked(struct cb_handle *h, int status);
+
+/* The safety net: what the slot table holds and no entry has told. */
+void cb_scan_locked(struct cb_handle *h);
+
+/* Sends a BELL; without the lock, any thread. If the daemon is gone, marks the handle lost. */
+void cb_ring(struct cb_handle *h);
+
+/* ---- resend.c -------------------------------------------------------------------------------- */
+
+/* Sends what waits, as far as there is room, before anything new. Adds CB_LANE_RING to *ringp. */
+void cb_resend_locked(struct cb_handle *h, int *ringp);
+/* Ends what waits and is cancelled, or too late. */
+void cb_sweep_locked(struct cb_handle *h);
+/* What was sent again was refused, and ends, or waits once more. CB_LANE_RING or 0. */
+int cb_refused_locked(struct cb_handle *h, struct cb_held *q, int status, const uint32_t detail[2]);
+
 /* ---- results.c ------------------------------------------------------------------------------- */
 
 /* True if a thread other than this one is asleep on the lane, so that the ring is not ours. */
@@ -334,58 +392,26 @@ bool cb_led_by_other_locked(const struct cb_handle *h);
  * 0. */
 int cb_drain_locked(struct cb_handle *h);
 
-/* It runs, or has ended, as its slot says; sees: its tokens are there to be told. */
-void cb_admit_locked(struct cb_held *q, const struct cb_slot_view *view, bool sees);
-int cb_end_by_view_locked(struct cb_handle *h, struct cb_held *q, const struct cb_slot_view *view);
+/* Looks at the socket for the daemon's death, at most every 50 ms without a sign of life. */
+void cb_life_locked(struct cb_handle *h, bool now);
 
-/* Its end is known. CB_LANE_RING or 0, as of the one above. */
-int cb_end_locked(struct cb_handle *h, struct cb_held *q, uint32_t end, int status);
-
-/* How many of its tokens are there now. */
-uint32_t cb_count_locked(struct cb_handle *h, struct cb_held *q);
-/* What its slot says, in whatever place that is now; false: nothing. */
-bool cb_view_locked(const struct cb_held *q, struct cb_slot_view *view);
-
-bool cb_has_event(const struct cb_held *q);
-void cb_unlist_locked(struct cb_handle *h, struct cb_held *q);
-void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q);
+/* ---- answers.c ------------------------------------------------------------------------------- */
 
 /* What cb_result tells. */
 void cb_fill_result_locked(struct cb_handle *h, struct cb_held *q, struct cb_result *result);
 
-/* Fills *event with the request's next one, which there is, and lists it again if there is more. */
-void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *event);
+/* ---- submit.c -------------------------------------------------------------------------------- */
 
-/* ---- lost.c ---------------------------------------------------------------------------------- */
+/* The prompt as ids, from whichever of the three was given: the caller's, or *ownp, which is to be
+ * freed. 0 or a status, kept. */
+int cb_prompt_ids(struct cb_handle *h, const struct cb_request *request, const uint32_t **idsp,
+                  uint32_t **ownp, size_t *np);
 
-/* Looks at the socket for the daemon's death, at most every 50 ms without a sign of life. */
-void cb_life_locked(struct cb_handle *h, bool now);
-
-/* The daemon is gone (CB_LOST) or has closed the lane (CB_CLOSED): every request that runs gets
- * what the slot table still holds, and an end (CB_STOPPED where the daemon said that it stops), unless
- * it is to go on with the next one. Wakes all. */
-void cb_lose_locked(struct cb_handle *h, int status);
-
-/* The next daemon was not found: what waits for it ends so, and nothing works any more. */
-void cb_give_up_locked(struct cb_handle *h, int status);
-
-/* Sends what waits, as far as there is room, before anything new. Adds CB_LANE_RING to *ringp. */
-void cb_resend_locked(struct cb_handle *h, int *ringp);
-/* Ends what waits and is cancelled, or too late. */
-void cb_sweep_locked(struct cb_handle *h);
-/* What was sent again was refused; or, for this reason, is not what it was: it ends or begins anew.
- * CB_LANE_RING or 0. */
-int cb_refused_locked(struct cb_handle *h, struct cb_held *q, int status, const uint32_t detail[2]);
-int cb_changed_locked(struct cb_handle *h, struct cb_held *q);
-
-/* The safety net: what the slot table holds and no entry has told. */
-void cb_scan_locked(struct cb_handle *h);
+/* cb_submit, of a request of a group: until its release, its events are only for cb_group_wait. */
+int cb_group_submit(struct cb_handle *h, struct cb_group *group, const struct cb_request *request,
+                    uint64_t *idp);
 
 /* ---- wait.c ---------------------------------------------------------------------------------- */
-
-void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handled); /* who waits for its events */
-void cb_wake_group_locked(struct cb_handle *h, const struct cb_group *group);
-void cb_wake_all_locked(struct cb_handle *h);
 
 /* Waits until there is what is wanted: 0, CB_TIMEOUT, or why there never will be. Adds CB_LANE_RING
  * to *ringp; cb_pass_lead_locked follows. */
@@ -394,16 +420,6 @@ int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t tim
 /* As cb_wait, for a request of the group. CB_LOST or CB_CLOSED: all their events were taken. */
 int cb_group_wait(struct cb_handle *h, struct cb_group *group, struct cb_event *event,
                   int64_t timeout_ms);
-/* On leaving a wait: if nobody leads, the one that has waited longest shall look. */
-void cb_pass_lead_locked(struct cb_handle *h);
-
-/* ---- text.c ---------------------------------------------------------------------------------- */
-
-/* A request's text, which copies the stops. 0 or CB_NO_MEMORY or CB_BAD_STOP, kept for
- * cb_message. */
-int cb_text_new(struct cb_text **textp, const struct cb_handle *h, const struct cb_string *stops,
-                size_t n_stops, uint32_t flags);
-struct cb_text *cb_text_free(struct cb_text *t);
 
 /* ---- words.c --------------------------------------------------------------------------------- */
 

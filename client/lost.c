@@ -2,184 +2,11 @@
  *
  * A lost lane has no writer any more, and its slot table is the truth about each of them. It is read
  * once a slot, as something that may make no sense: what does is the client's, what does not is as if
- * it had never been written. What is resumable then waits in a list, in the order of admission, and is
- * sent to the next daemon as an ordinary request: prompt, tokens so far, and the option that says so. */
+ * it had never been written. What is resumable then waits, in the order of admission (resend.c). */
 #include "client/internal.h"
-
-#include <poll.h>
-#include <string.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "client/reconnect.h"
 #include "client/record.h"
-
-#define LIFE_NS  50000000ull
-#define AGAIN_NS 20000000ull /* after the next daemon, too, had no room or was about to stop */
-
-static bool is_cancelled(const struct cb_held *q)
-{
-    return atomic_load(&q->cancel_id) == atomic_load_explicit(&q->id, memory_order_relaxed);
-}
-
-void cb_life_locked(struct cb_handle *h, bool now)
-{
-    const struct cb_link *link = h->link;
-    struct pollfd p = {link->sock, 0, 0};
-    struct timespec none = {0, 0};
-    uint64_t t = cb_now_coarse_ns();
-    if (cb_gone_locked(h) || (!now && t - h->life_seen_ns < LIFE_NS))
-        return;
-    h->life_seen_ns = t;
-    /* Only the death is asked for: a bell in the socket stays there for cb_arm. By syscall(), which
-     * is no point of thread cancellation. */
-    if (syscall(SYS_ppoll, &p, 1, &none, NULL, 0) > 0 &&
-        p.revents & (POLLHUP | POLLERR | POLLNVAL)) {
-        if (!cb_led_by_other_locked(h))
-            cb_drain_locked(h); /* what it said last */
-        cb_lose_locked(h, CB_LOST);
-    }
-}
-
-/* ---- one to be sent again -------------------------------------------------------------------- */
-
-/* Behind those that were admitted before it. */
-static void queue_locked(struct cb_handle *h, struct cb_held *q)
-{
-    struct cb_held **at = &h->away_first;
-    while (*at && (*at)->record->order < q->record->order)
-        at = &(*at)->later;
-    q->later = *at;
-    *at = q;
-    q->state = CB_REQUEST_AWAY;
-}
-
-/* It has no slot any more. CB_LANE_RING or 0. */
-static int leave_slot_locked(struct cb_handle *h, struct cb_held *q)
-{
-    struct cb_link *link = q->link;
-    atomic_store(&q->place, 0);
-    q->link = NULL;
-    if (link != h->link || cb_gone_locked(h))
-        return 0;
-    if (q->has_arena)
-        cb_arena_release(&link->arena, q->arena_off);
-    q->has_arena = false;
-    link->of_slot[q->slot] = NULL;
-    return cb_lane_client_free(link->lane, q->slot);
-}
-
-int cb_changed_locked(struct cb_handle *h, struct cb_held *q)
-{
-    int ring = leave_slot_locked(h, q);
-    if (!(q->flags & CB_RESTART) || !h->reconnect)
-        return ring | cb_end_locked(h, q, CB_END_ERROR, CB_CHANGED);
-    if (cb_record_restart(q->record))
-        return ring | cb_end_locked(h, q, CB_END_ERROR, CB_NO_MEMORY);
-    q->n_restarts++;
-    q->is_restart_told = false;
-    q->n_seen = q->n_told = 0;
-    q->ids = q->record->kept->ids;
-    q->times = q->record->kept->times;
-    queue_locked(h, q);
-    cb_make_ready_locked(h, q);
-    return ring;
-}
-
-int cb_refused_locked(struct cb_handle *h, struct cb_held *q, int status, const uint32_t detail[2])
-{
-    int ring;
-    if (status == CB_CHANGED)
-        return cb_changed_locked(h, q);
-    ring = leave_slot_locked(h, q);
-    if (status == CB_BUSY || status == CB_DRAINING) {
-        q->record->n_resumes--;
-        queue_locked(h, q);
-        h->resend_ns = cb_now_ns() + AGAIN_NS;
-        return ring;
-    }
-    memcpy(q->detail, detail, sizeof(q->detail));
-    return ring | cb_end_locked(h, q, CB_END_ERROR, status);
-}
-
-/* Whether its time has come in the library, be it by its end or by one that was asked for. */
-static bool is_over_locked(struct cb_handle *h, struct cb_held *q, uint64_t now_ns)
-{
-    const struct cb_record *r = q->record;
-    if (is_cancelled(q))
-        cb_end_locked(h, q, CB_END_CANCELLED, 0);
-    else if (r->due_ns && r->due_ns <= now_ns)
-        cb_end_locked(h, q, CB_END_DEADLINE, 0);
-    else
-        return false;
-    return true;
-}
-
-void cb_sweep_locked(struct cb_handle *h)
-{
-    struct cb_held **at = &h->away_first, *q;
-    uint64_t now_ns = cb_now_ns();
-    while ((q = *at) != NULL) {
-        struct cb_held *later = q->later;
-        if (is_over_locked(h, q, now_ns))
-            *at = later;
-        else
-            at = &q->later;
-    }
-}
-
-/* Sends it: 0; CB_BUSY: there is no room now; or it is over, or waits once more. */
-static int resend_locked(struct cb_handle *h, struct cb_held *q, int *ringp)
-{
-    struct cb_link *link = h->link;
-    struct cb_record *r = q->record;
-    struct cb_request_entry entry;
-    uint64_t now_ns = cb_now_ns(), off;
-    int status;
-    if (r->is_anew)
-        cb_record_sent(r, link, now_ns);
-    cb_record_entry(r, now_ns, &entry);
-    status = cb_room_locked(h, &entry, entry.opt_len, &off);
-    if (status)
-        return status;
-    cb_record_write(r, link->lane, &entry);
-    status = cb_send_locked(h, &entry, off, q, ringp);
-    if (status)
-        return status;
-    r->n_resumes++;
-    cb_record_sent(r, link, now_ns);
-    /* The place is set, then the mark is looked at; cb_cancel does it the other way round. */
-    atomic_thread_fence(memory_order_seq_cst);
-    if (is_cancelled(q))
-        *ringp |= cb_lane_client_cancel(link->lane, q->slot, q->gen);
-    return 0;
-}
-
-void cb_resend_locked(struct cb_handle *h, int *ringp)
-{
-    struct cb_held *q;
-    if (!h->away_first || cb_gone_locked(h))
-        return;
-    uint64_t now_ns = cb_now_ns();
-    if (now_ns < h->resend_ns)
-        return;
-    while ((q = h->away_first) != NULL && !cb_gone_locked(h)) {
-        now_ns = cb_now_ns(); /* those before it may have taken long; a deadline is seen to once */
-        h->away_first = q->later;
-        q->later = NULL;
-        if (is_over_locked(h, q, now_ns))
-            continue;
-        if (q->record->n_resumes >= cb_reconnect_resume_max(h)) {
-            cb_end_locked(h, q, CB_END_ERROR, CB_LOST);
-        } else if (q->record->is_mixed) {
-            *ringp |= cb_changed_locked(h, q); /* ends, or is not mixed any more */
-        } else if (resend_locked(h, q, ringp)) {
-            queue_locked(h, q);
-            return;
-        }
-    }
-}
 
 /* ---- the lane is lost ------------------------------------------------------------------------ */
 
@@ -217,7 +44,7 @@ static void lose_one_locked(struct cb_handle *h, struct cb_held *q, const struct
                             int status)
 {
     struct cb_record *r = q->record;
-    if (is_cancelled(q)) {
+    if (cb_is_cancelled(q)) {
         cb_end_locked(h, q, CB_END_CANCELLED, 0);
         return;
     }
@@ -242,7 +69,7 @@ static void lose_one_locked(struct cb_handle *h, struct cb_held *q, const struct
     if (r->kept->n > q->n_seen)
         q->n_seen = r->kept->n;
     q->link = NULL;
-    queue_locked(h, q);
+    cb_queue_locked(h, q);
     cb_make_ready_locked(h, q);
 }
 
@@ -252,7 +79,7 @@ static void end_waiting_locked(struct cb_handle *h, int status)
     struct cb_held *q;
     while ((q = h->away_first) != NULL) {
         h->away_first = q->later;
-        if (!is_over_locked(h, q, cb_now_ns()))
+        if (!cb_is_over_locked(h, q, cb_now_ns()))
             cb_end_locked(h, q, CB_END_ERROR, status);
     }
     atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_release);
@@ -327,4 +154,21 @@ void cb_scan_locked(struct cb_handle *h)
             cb_make_ready_locked(h, q);
         }
     }
+}
+
+/* ---- the bell -------------------------------------------------------------------------------- */
+
+void cb_ring(struct cb_handle *h)
+{
+    struct cb_link *link = cb_link_enter(h);
+    uint32_t serial = link->serial;
+    bool gone = cb_send_bell(link) != 0;
+    cb_link_leave(h);
+    if (!gone)
+        return;
+    pthread_mutex_lock(&h->lock);
+    struct cb_link *now = h->link;
+    if (now->serial == serial)
+        cb_lose_locked(h, CB_LOST);
+    pthread_mutex_unlock(&h->lock);
 }

@@ -1,12 +1,11 @@
-/* The next link is made whole outside the lock and put in its place under it, so that to all others
- * the handle is away and then is not. What waits is sent in the same breath, before anything new. */
+/* Where to look is what the handle was opened with, copied; when, is a delay that doubles. An event loop
+ * watches one descriptor in place of the sockets that come and go: an epoll set with a timer in it. */
 #include "client/reconnect.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
@@ -15,24 +14,10 @@
 #define MS             1000000ull
 #define DELAY_FIRST_MS 20u
 #define DELAY_MOST_MS  2000u
-#define ANSWER_NS      (2000 * MS) /* for a handshake, as when a handle is opened */
 #define PATIENCE_NS    (100 * MS)
 #define RECONNECT_MS   30000u
 #define RESUME_MAX     5u
 #define BUSY_NS        (50 * MS) /* another thread is at it: look again then */
-
-struct cb_reconnect {
-    struct cb_options options; /* what it points to is owned */
-    uint32_t *trusted_uids;
-    char *instance, *run_dir, *name;
-    uint32_t reconnect_ms, resume_max;
-    int epoll_fd, timer_fd; /* -1: no event loop */
-    bool is_busy;           /* a thread is at it */
-    int sock;               /* HELLO was sent there; -1: none was */
-    uint32_t delay_ms;
-    uint64_t look_ns, answer_ns, end_ns; /* the next look; no answer by then; giving up */
-    uint64_t random;
-};
 
 /* ---- made and unmade ------------------------------------------------------------------------- */
 
@@ -42,7 +27,7 @@ static bool copy(char **to, const char *from)
     return !from || *to;
 }
 
-static int watch(struct cb_reconnect *c, int fd)
+int cb_reconnect_watch(struct cb_reconnect *c, int fd)
 {
     struct epoll_event event = {.events = EPOLLIN};
     if (c->epoll_fd < 0)
@@ -50,7 +35,7 @@ static int watch(struct cb_reconnect *c, int fd)
     return epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, fd, &event) ? -errno : 0;
 }
 
-static void unwatch(struct cb_reconnect *c, int fd)
+void cb_reconnect_unwatch(struct cb_reconnect *c, int fd)
 {
     if (c->epoll_fd >= 0)
         (void)epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
@@ -64,9 +49,9 @@ static int make_fds(struct cb_reconnect *c, int sock)
     c->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (c->timer_fd < 0)
         return cb_fail_errno("timerfd_create", errno);
-    int r = watch(c, c->timer_fd);
+    int r = cb_reconnect_watch(c, c->timer_fd);
     if (!r)
-        r = watch(c, sock);
+        r = cb_reconnect_watch(c, sock);
     return r ? cb_fail_errno("epoll_ctl", -r) : 0;
 }
 
@@ -136,7 +121,7 @@ static uint64_t jittered_ns(struct cb_reconnect *c, uint32_t ms)
     return ms * MS / 2 + (z ^ z >> 31) % (ms * MS / 2 + 1);
 }
 
-static void look_later(struct cb_reconnect *c, uint64_t now_ns)
+void cb_reconnect_later(struct cb_reconnect *c, uint64_t now_ns)
 {
     c->look_ns = now_ns + jittered_ns(c, c->delay_ms);
     c->delay_ms = c->delay_ms < DELAY_MOST_MS / 2 ? 2 * c->delay_ms : DELAY_MOST_MS;
@@ -150,8 +135,8 @@ void cb_reconnect_begin_locked(struct cb_handle *h)
     h->is_away = true;
     c->delay_ms = DELAY_FIRST_MS;
     c->end_ns = now_ns + c->reconnect_ms * MS;
-    look_later(c, now_ns);
-    unwatch(c, link->sock);
+    cb_reconnect_later(c, now_ns);
+    cb_reconnect_unwatch(c, link->sock);
     cb_reconnect_arm_locked(h);
 }
 
@@ -195,152 +180,4 @@ void cb_reconnect_arm_locked(struct cb_handle *h)
         t.it_value.tv_nsec = (long)(due_ns % (1000 * MS));
     }
     (void)timerfd_settime(c->timer_fd, TFD_TIMER_ABSTIME, &t, NULL);
-}
-
-/* A loop that sleeps has armed what is gone: it is to run its recipe. */
-static void stir_locked(struct cb_handle *h)
-{
-    const struct itimerspec now = {{0, 0}, {0, 1}};
-    if (h->reconnect->timer_fd >= 0)
-        (void)timerfd_settime(h->reconnect->timer_fd, 0, &now, NULL);
-}
-
-/* ---- how ------------------------------------------------------------------------------------- */
-
-static void install_locked(struct cb_handle *h, struct cb_link *link, int *ringp)
-{
-    struct cb_link *old = h->link;
-    link->serial = old->serial + 1;
-    h->link = link;
-    old->older = h->older;
-    h->older = old;
-    h->is_away = false;
-    h->is_paused = false;
-    h->leader_parked = false;
-    h->resend_ns = 0;
-    h->n_reconnects++;
-    h->life_seen_ns = cb_now_coarse_ns();
-    if (h->n_pauses)
-        *ringp |= cb_lane_client_pause(link->lane, true);
-    cb_resend_locked(h, ringp);
-    cb_link_reap_locked(h);
-    stir_locked(h);
-    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_release);
-    cb_wake_all_locked(h);
-}
-
-/* What was asked for is more than the next one gives: less is asked for. */
-static bool ask_for_less(struct cb_reconnect *c, const uint32_t detail[2])
-{
-    if (detail[0] == CB_LIMIT_LANE_SLOTS && detail[1] && detail[1] < c->options.n_slots)
-        c->options.n_slots = detail[1];
-    else if (detail[0] == CB_LIMIT_LANE_ARENA_KIB &&
-             (uint64_t)detail[1] << 10 < c->options.arena_bytes)
-        c->options.arena_bytes = (uint64_t)detail[1] << 10;
-    else if (detail[0] == CB_LIMIT_LANE_POOL && 4ull * detail[1] < c->options.pool_bytes)
-        c->options.pool_bytes = 4ull * detail[1];
-    else
-        return false;
-    return true;
-}
-
-/* Whether the new one can take the old one's place. */
-static bool is_as_good(const struct cb_handle *h, const struct cb_link *link)
-{
-    return (link->features & h->features) == h->features && link->geometry.n_vocab == h->n_vocab;
-}
-
-/* A handshake has failed with this status. */
-static void failed_locked(struct cb_handle *h, int status, const uint32_t detail[2])
-{
-    struct cb_reconnect *c = h->reconnect;
-    uint64_t now_ns = cb_now_ns();
-    if (c->sock >= 0) {
-        unwatch(c, c->sock);
-        close(c->sock);
-    }
-    c->sock = -1;
-    if (status == CB_VERSION || status == CB_CHANGED)
-        cb_give_up_locked(h, status == CB_CHANGED ? CB_CHANGED : CB_LOST);
-    else if (status == CB_QUOTA && ask_for_less(c, detail))
-        c->look_ns = now_ns;
-    else
-        look_later(c, now_ns);
-}
-
-/* Looks and says HELLO: the socket, or a status. */
-static int greet(const struct cb_options *options)
-{
-    int sock = cb_find_socket_now(options);
-    if (sock < 0)
-        return sock;
-    int r = cb_connect_hello(sock, options);
-    if (r)
-        close(sock);
-    return r ? r : sock;
-}
-
-static void try_locked(struct cb_handle *h, uint64_t wait_ns, int *ringp)
-{
-    struct cb_reconnect *c = h->reconnect;
-    uint32_t detail[2] = {0, 0};
-    struct cb_link *link = NULL;
-    int r = 0, sock = c->sock;
-    bool greets = sock < 0;
-    pthread_mutex_unlock(&h->lock);
-    if (greets)
-        sock = greet(&c->options);
-    if (sock >= 0)
-        r = cb_connect_answer(h, sock, &c->options, (int)((wait_ns + MS - 1) / MS), &link, detail);
-    pthread_mutex_lock(&h->lock);
-    if (sock < 0) {
-        failed_locked(h, sock, detail);
-        return;
-    }
-    if (greets) {
-        c->answer_ns = cb_now_ns() + ANSWER_NS;
-        (void)watch(c, sock);
-    }
-    c->sock = sock;
-    if (r == CB_TIMEOUT) {
-        if (cb_now_ns() >= c->answer_ns)
-            failed_locked(h, r, detail);
-    } else if (r) {
-        failed_locked(h, r, detail);
-    } else if (!is_as_good(h, link)) {
-        link->sock = -1; /* closed with the handshake */
-        cb_link_free(link, false);
-        failed_locked(h, CB_VERSION, detail);
-    } else {
-        c->sock = -1;
-        install_locked(h, link, ringp);
-    }
-}
-
-void cb_reconnect_locked(struct cb_handle *h, uint64_t wait_ns, int *ringp)
-{
-    struct cb_reconnect *c = h->reconnect;
-    int cancel_state;
-    if (!h->is_away || c->is_busy)
-        return;
-    cb_sweep_locked(h);
-    uint64_t now_ns = cb_now_ns();
-    if (now_ns >= c->end_ns) {
-        if (c->sock >= 0) {
-            unwatch(c, c->sock);
-            close(c->sock);
-        }
-        c->sock = -1;
-        cb_give_up_locked(h, CB_LOST);
-        stir_locked(h);
-        return;
-    }
-    if (c->sock < 0 && now_ns < c->look_ns)
-        return;
-    c->is_busy = true;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state);
-    try_locked(h, wait_ns, ringp);
-    pthread_setcancelstate(cancel_state, NULL);
-    c->is_busy = false;
-    cb_wake_all_locked(h); /* who waited for us to be done */
 }

@@ -28,10 +28,7 @@ int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t
     int r = cb_lane_client_submit(link->lane, entry);
     if (r < 0) {
         cb_arena_release(&link->arena, arena_off);
-        if (r == -EAGAIN)
-            return CB_BUSY;
-        cb_lose_locked(h, CB_LOST);
-        return CB_LOST;
+        return r == -EAGAIN ? CB_BUSY : CB_LOST;
     }
     *ringp |= r;
     for (uint32_t i = 0; i < entry->n_children; i++) {
@@ -55,19 +52,4 @@ int cb_send_bell(const struct cb_link *link)
     if (!r)
         cb_lane_client_rang(link->lane, doze);
     return r;
-}
-
-void cb_ring(struct cb_handle *h)
-{
-    struct cb_link *link = cb_link_enter(h);
-    uint32_t serial = link->serial;
-    bool gone = cb_send_bell(link) != 0;
-    cb_link_leave(h);
-    if (!gone)
-        return;
-    pthread_mutex_lock(&h->lock);
-    struct cb_link *now = h->link;
-    if (now->serial == serial)
-        cb_lose_locked(h, CB_LOST);
-    pthread_mutex_unlock(&h->lock);
 }

@@ -11,8 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/reconnect.h"
 #include "client/record.h"
+#include "client/resume.h"
+#include "client/text.h"
 #include "shm/message.h"
 #include "shm/stop.h"
 
@@ -385,7 +386,7 @@ static int may_send_locked(struct cb_handle *h, int *ringp)
         *ringp |= cb_drain_locked(h); /* finds out why */
     cb_life_locked(h, false);
     if (h->is_away)
-        cb_reconnect_locked(h, 0, ringp);
+        cb_resume_locked(h, 0, ringp);
     r = atomic_load_explicit(&h->lost, memory_order_relaxed);
     if (!r && h->stop)
         r = CB_NOT_RUNNING;
@@ -422,6 +423,8 @@ static int send_locked(struct cb_handle *h, struct prepared *p, uint64_t *idp, i
     if (p->option_bytes)
         cb_lane_client_write_arena(h->link->lane, p->entry.opt_off, p->options, p->option_bytes);
     r = cb_send_locked(h, &p->entry, off, first, ringp);
+    if (r == CB_LOST)
+        cb_lose_locked(h, CB_LOST);
     if (r)
         return r;
     *idp = new_id_locked(h, first, &p->entry);

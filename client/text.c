@@ -4,30 +4,14 @@
  * none, and a client that wants ids pays nothing. It is kept whole, so that pieces, whole text and
  * final text are views of one buffer and can't differ. Stops are matched here by the daemon's own
  * matcher; what may begin one stays in the decoder until that is decided. */
-#include "client/internal.h"
+#include "client/text.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "client/grow.h"
 #include "shm/stop.h"
 #include "shm/utf8.h"
-
-struct cb_text {
-    struct cb_decoder decoder;
-    struct cb_grow text;
-    uint32_t n_fed;
-    uint32_t n_restarts; /* of the request, as this knows it */
-    size_t n_told;       /* bytes that cb_text has handed out */
-    bool finished;       /* no more text will come */
-    bool keep_stop;
-    char *stop_bytes; /* the stop strings, one after another, for keep_stop */
-    size_t stop_off[CB_STOPS_MAX + 1];
-    struct cb_stops stops;
-};
-
-/* ---- a request's text ------------------------------------------------------------------------ */
 
 static int add_stop(struct cb_text *t, const struct cb_string *stop)
 {
@@ -111,8 +95,8 @@ static int text_end(struct cb_text *t)
     return 0;
 }
 
-/* Brings the text up to ids [n]; ended: there will be no more of them. */
-static int text_update(struct cb_text *t, const uint32_t *ids, uint32_t n, bool ended)
+/* Up to ids [n], as far as there is text for them. */
+static int text_feed(struct cb_text *t, const uint32_t *ids, uint32_t n, bool ended)
 {
     size_t n_fed;
     int r;
@@ -133,88 +117,13 @@ static int text_update(struct cb_text *t, const uint32_t *ids, uint32_t n, bool 
     return r;
 }
 
-/* The request's text, brought up to date. */
-static int current_text(struct cb_handle *h, uint64_t id, struct cb_text **textp)
+int cb_text_update(struct cb_text *t, const struct cb_handle *h, uint32_t n_restarts,
+                   const uint32_t *ids, uint32_t n, bool ended)
 {
-    const uint32_t *ids = NULL;
-    struct cb_text *t = NULL;
-    struct cb_held *q;
-    uint32_t n = 0, flags = 0, n_restarts = 0;
-    bool ended = false;
-    int r;
-    pthread_mutex_lock(&h->lock);
-    q = cb_held_find_locked(h, id);
-    if (q) {
-        t = q->text;
-        ids = q->ids;
-        flags = q->flags;
-        ended = q->state >= CB_REQUEST_ENDED;
-        n = cb_count_locked(h, q);
-        n_restarts = q->n_restarts;
-    }
-    pthread_mutex_unlock(&h->lock);
-    if (!q)
-        return cb_fail(CB_NOT_FOUND);
-    if (!t) {
-        r = cb_text_new(&t, h, NULL, 0, flags);
-        if (r)
-            return r;
-        q->text = t; /* the caller's own: one call at a time, and no release meanwhile */
-    }
-    *textp = t;
     if (t->n_restarts != n_restarts)
         text_restart(h, t, n_restarts);
-    r = text_update(t, ids, n, ended);
+    int r = text_feed(t, ids, n, ended);
     if (!r)
         t->text.bytes[t->text.n] = 0;
     return r ? cb_fail(r) : 0;
-}
-
-int cb_text(struct cb_handle *h, uint64_t id, const char **textp, size_t *bytesp)
-{
-    struct cb_text *t;
-    int r = cb_enter(h);
-    if (r || !textp || !bytesp)
-        return cb_fail(r ? r : CB_INVALID);
-    *textp = "";
-    *bytesp = 0;
-    r = current_text(h, id, &t);
-    if (r || t->n_told == t->text.n)
-        return r;
-    *textp = t->text.bytes + t->n_told;
-    *bytesp = t->text.n - t->n_told;
-    t->n_told = t->text.n;
-    return 1;
-}
-
-int cb_text_all(struct cb_handle *h, uint64_t id, const char **textp, size_t *bytesp)
-{
-    struct cb_text *t;
-    int r = cb_enter(h);
-    if (r || !textp || !bytesp)
-        return cb_fail(r ? r : CB_INVALID);
-    *textp = "";
-    *bytesp = 0;
-    r = current_text(h, id, &t);
-    if (r)
-        return r;
-    *textp = t->text.bytes;
-    *bytesp = t->text.n;
-    return 0;
-}
-
-int cb_text_tail(struct cb_handle *h, uint64_t id, uint8_t tail[4], size_t *np)
-{
-    struct cb_text *t;
-    const uint8_t *bytes;
-    int r = cb_enter(h);
-    if (r || !tail || !np)
-        return cb_fail(r ? r : CB_INVALID);
-    *np = 0;
-    r = current_text(h, id, &t);
-    if (r || !t->finished)
-        return r;
-    bytes = cb_decoder_tail(&t->decoder, np);
-    memcpy(tail, bytes, *np);
-    return 0;
 }

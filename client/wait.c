@@ -24,46 +24,12 @@
 #include <unistd.h>
 
 #include "client/reconnect.h"
+#include "client/resume.h"
 #include "shm/doorbell.h"
 
 #define SLICE_NS ((uint64_t)CB_WAIT_SLICE_MS * 1000000u)
 #define NET_NS   1000000000ull /* a wait this long looks at the slot table */
 #define FOREVER  UINT64_MAX
-
-/* ---- private words --------------------------------------------------------------------------- */
-
-static void wake_one(struct cb_waiter *w)
-{
-    cb_store32(&w->word, 1, CB_RELEASE);
-    cb_doorbell_wake(&w->word);
-}
-
-void cb_wake_locked(struct cb_handle *h, uint64_t id, bool handled)
-{
-    enum cb_want_kind kind = handled ? CB_WANT_HANDLED : CB_WANT_EVENT;
-    for (struct cb_waiter *w = h->waiters; w; w = w->next)
-        if (w->want.kind == kind && (!w->want.id || w->want.id == id))
-            wake_one(w);
-}
-
-void cb_wake_group_locked(struct cb_handle *h, const struct cb_group *group)
-{
-    for (struct cb_waiter *w = h->waiters; w; w = w->next)
-        if (w->want.kind == CB_WANT_GROUP && w->want.group == group)
-            wake_one(w);
-}
-
-void cb_wake_all_locked(struct cb_handle *h)
-{
-    for (struct cb_waiter *w = h->waiters; w; w = w->next)
-        wake_one(w);
-}
-
-void cb_pass_lead_locked(struct cb_handle *h)
-{
-    if (h->waiters && !h->leader_parked)
-        wake_one(h->waiters);
-}
 
 /* ---- leading --------------------------------------------------------------------------------- */
 
@@ -212,7 +178,7 @@ static void away_locked(struct cb_handle *h, const struct cb_want *want, uint64_
     idle_ns = cb_reconnect_idle_ns(h);
     ns = ns < SLICE_NS ? ns : SLICE_NS; /* cancels are looked for in between */
     if (idle_ns == 0)
-        cb_reconnect_locked(h, ns, ringp);
+        cb_resume_locked(h, ns, ringp);
     else
         follow_locked(h, want, ns < idle_ns ? ns : idle_ns);
 }
@@ -234,7 +200,7 @@ int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t tim
         if (!timeout_ms) {
             cb_life_locked(h, false);
             if (h->is_away)
-                cb_reconnect_locked(h, cb_reconnect_patience_ns(h), ringp);
+                cb_resume_locked(h, cb_reconnect_patience_ns(h), ringp);
             r = hopeless(h, want);
             return is_there(h, want) ? 0 : r ? r : CB_TIMEOUT;
         }

@@ -8,6 +8,7 @@
  *   cb_load32(p, ORDER) cb_load64        ORDER: CB_RELAXED, CB_ACQUIRE
  *   cb_store32(p, v, ORDER) cb_store64   ORDER: CB_RELAXED, CB_RELEASE
  *   cb_cas32(p, &expected, v)            relaxed, strong; not 0 if it stored; refreshes expected
+ *   cb_add32(p, n)                       relaxed; to whatever is there
  *   cb_fence()                           sequentially consistent fence
  *   cb_copy_in(dst, src, bytes)          out of shared memory, relaxed words; bytes % 4 == 0
  *   cb_copy_out(dst, src, bytes)         into shared memory, likewise
@@ -47,6 +48,8 @@ typedef _Atomic uint64_t cb_atomic64;
 #define cb_cas32(p, expected, v)                               \
     CB_CRASH_POINT_IF(atomic_compare_exchange_strong_explicit( \
         (p), (expected), (v), memory_order_relaxed, memory_order_relaxed))
+#define cb_add32(p, n) \
+    ((void)atomic_fetch_add_explicit((p), (n), memory_order_relaxed), CB_CRASH_POINT())
 #define cb_fence() atomic_thread_fence(memory_order_seq_cst)
 
 #if defined(__x86_64__)

@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "shm/segment_private.h"
 #include "shm/stats.h"
 
 #ifndef MFD_NOEXEC_SEAL
@@ -26,7 +27,7 @@
 
 #define SEALS_SIZE (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
 
-static int fail(struct cb_why *why, const char *what, const char *advice)
+int segment_fail(struct cb_why *why, const char *what, const char *advice)
 {
     int err = errno ? errno : EIO;
 
@@ -50,18 +51,17 @@ void cb_segment_unmap(struct cb_segment *s)
     *s = (struct cb_segment){0};
 }
 
-/* Pages are there already, so populating only fills page tables; a child must not hold on to
- * them. */
-static int map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why)
+int segment_map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why)
 {
     void *base = mmap(NULL, bytes, prot, MAP_SHARED | MAP_POPULATE, fd, 0);
 
     *s = (struct cb_segment){0};
     if (base == MAP_FAILED)
-        return fail(why, "can't map a segment", "raise the limit of address space (ulimit -v)");
+        return segment_fail(why, "can't map a segment",
+                            "raise the limit of address space (ulimit -v)");
     *s = (struct cb_segment){.base = base, .bytes = bytes};
     if (madvise(base, bytes, MADV_DONTFORK) < 0) {
-        int r = fail(why, "can't keep a segment from being inherited", NULL);
+        int r = segment_fail(why, "can't keep a segment from being inherited", NULL);
 
         cb_segment_unmap(s);
         return r;
@@ -69,9 +69,7 @@ static int map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct c
     return 0;
 }
 
-/* Every page, now and not at the first touch: where there is no room, this fails, and nobody dies
- * of SIGBUS later. */
-static int allocate(int fd, size_t bytes)
+int segment_allocate(int fd, size_t bytes)
 {
     int r;
 
@@ -94,7 +92,7 @@ static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *w
     /* fallocate would go on until the machine has nothing left, and only then fail. */
     if (bytes / (size_t)sysconf(_SC_PAGESIZE) >= (size_t)sysconf(_SC_PHYS_PAGES)) {
         errno = ENOMEM;
-        return fail(why, what, advice);
+        return segment_fail(why, what, advice);
     }
     fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
     /* Older kernels don't know NOEXEC_SEAL, stricter ones insist on it. */
@@ -102,17 +100,18 @@ static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *w
         fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     *fdp = fd;
     if (fd < 0)
-        return fail(why, "can't make shared memory",
-                    errno == EMFILE || errno == ENFILE ? "raise the limit of open files (ulimit -n)"
-                                                       : NULL);
-    if (allocate(fd, bytes) < 0) {
-        r = fail(why, what, advice);
+        return segment_fail(why, "can't make shared memory",
+                            errno == EMFILE || errno == ENFILE
+                                ? "raise the limit of open files (ulimit -n)"
+                                : NULL);
+    if (segment_allocate(fd, bytes) < 0) {
+        r = segment_fail(why, what, advice);
         close_fd(fdp);
         return r;
     }
     /* A memfd is born 0777 and could be opened anew through /proc by any uid that holds it. */
     if (fchmod(fd, 0600) < 0) {
-        r = fail(why, "can't set the mode of shared memory", NULL);
+        r = segment_fail(why, "can't set the mode of shared memory", NULL);
         close_fd(fdp);
         return r;
     }
@@ -122,8 +121,8 @@ static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *w
 static int seal(int fd, int seals, struct cb_why *why)
 {
     if (fcntl(fd, F_ADD_SEALS, seals) < 0)
-        return fail(why, "can't seal shared memory",
-                    "cbd needs a kernel of at least 5.1, and memfd seals in its container");
+        return segment_fail(why, "can't seal shared memory",
+                            "cbd needs a kernel of at least 5.1, and memfd seals in its container");
     return 0;
 }
 
@@ -136,9 +135,10 @@ static int reopen_readonly(int *fdp, struct cb_why *why)
     snprintf(path, sizeof path, "/proc/self/fd/%d", *fdp);
     fd = open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0)
-        return fail(why, "can't open a segment read-only",
-                    errno == EMFILE || errno == ENFILE ? "raise the limit of open files (ulimit -n)"
-                                                       : "cbd needs /proc");
+        return segment_fail(why, "can't open a segment read-only",
+                            errno == EMFILE || errno == ENFILE
+                                ? "raise the limit of open files (ulimit -n)"
+                                : "cbd needs /proc");
     close(*fdp);
     *fdp = fd;
     return 0;
@@ -152,7 +152,7 @@ int cb_segment_make_up(struct cb_segment *s, int *fdp, size_t bytes, struct cb_w
     if (!r)
         r = seal(*fdp, SEALS_SIZE, why);
     if (!r)
-        r = map_fd(s, *fdp, bytes, PROT_READ, why);
+        r = segment_map_fd(s, *fdp, bytes, PROT_READ, why);
     if (r)
         close_fd(fdp);
     return r;
@@ -165,7 +165,7 @@ int cb_segment_make_down(struct cb_segment *s, int *fdp, size_t bytes, struct cb
     *s = (struct cb_segment){0};
     /* Mapped first: FUTURE_WRITE leaves this mapping writable, and none after it. */
     if (!r)
-        r = map_fd(s, *fdp, bytes, PROT_READ | PROT_WRITE, why);
+        r = segment_map_fd(s, *fdp, bytes, PROT_READ | PROT_WRITE, why);
     if (!r)
         r = seal(*fdp, SEALS_SIZE | F_SEAL_FUTURE_WRITE, why);
     if (!r)
@@ -184,7 +184,7 @@ int cb_segment_make_sealable(struct cb_segment *s, int *fdp, const char *name, s
 
     *s = (struct cb_segment){0};
     if (!r)
-        r = map_fd(s, *fdp, bytes, PROT_READ | PROT_WRITE, why);
+        r = segment_map_fd(s, *fdp, bytes, PROT_READ | PROT_WRITE, why);
     if (r)
         close_fd(fdp);
     return r;
@@ -201,7 +201,7 @@ int cb_segment_seal(struct cb_segment *s, int *fdp, struct cb_why *why)
     if (!r)
         r = reopen_readonly(fdp, why);
     if (!r)
-        r = map_fd(s, *fdp, bytes, PROT_READ, why);
+        r = segment_map_fd(s, *fdp, bytes, PROT_READ, why);
     if (r)
         close_fd(fdp);
     return r;
@@ -214,15 +214,15 @@ int cb_segment_map(struct cb_segment *s, int fd, size_t bytes, int writable, str
 
     *s = (struct cb_segment){0};
     if (fstat(fd, &st) < 0)
-        return fail(why, "can't look at a segment", NULL);
+        return segment_fail(why, "can't look at a segment", NULL);
     if (bytes == 0 || st.st_size < 0 || (uint64_t)st.st_size < bytes) {
         errno = EPROTO;
-        return fail(why, "a segment is smaller than was said", NULL);
+        return segment_fail(why, "a segment is smaller than was said", NULL);
     }
-    r = map_fd(s, fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, why);
+    r = segment_map_fd(s, fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, why);
     /* For debugging it would be nice to have; but prompts don't belong into core dumps. */
     if (!r && madvise(s->base, bytes, MADV_DONTDUMP) < 0) {
-        r = fail(why, "can't keep a segment out of core dumps", NULL);
+        r = segment_fail(why, "can't keep a segment out of core dumps", NULL);
         cb_segment_unmap(s);
     }
     return r;
@@ -235,7 +235,7 @@ int cb_segment_private(struct cb_segment *s, size_t bytes, struct cb_why *why)
 
     *s = (struct cb_segment){0};
     if (base == MAP_FAILED)
-        return fail(why, "no memory for a lane's record", "lower lane_slots");
+        return segment_fail(why, "no memory for a lane's record", "lower lane_slots");
     *s = (struct cb_segment){.base = base, .bytes = bytes};
     return 0;
 }
@@ -252,7 +252,7 @@ static int random_name(char *name, struct cb_why *why)
     uint64_t r[2];
 
     if (getrandom(r, sizeof r, 0) != sizeof r)
-        return fail(why, "can't get random bytes", NULL);
+        return segment_fail(why, "can't get random bytes", NULL);
     snprintf(name, CB_STATUS_NAME_MAX, "/cbd.%016llx%016llx", (unsigned long long)r[0],
              (unsigned long long)r[1]);
     return 0;
@@ -336,8 +336,8 @@ static int open_exclusive(struct cb_status_segment *s, const char *instance, str
         }
     }
     if (!r && s->lock_fd < 0)
-        r = fail(why, "can't make the STATUS page in /dev/shm",
-                 "is /dev/shm mounted and writable?");
+        r = segment_fail(why, "can't make the STATUS page in /dev/shm",
+                         "is /dev/shm mounted and writable?");
     if (s->lock_fd < 0)
         s->name[0] = 0;
     return r;
@@ -370,23 +370,25 @@ int cb_status_segment_make(struct cb_status_segment *s, const char *instance, si
     if (!lock_new(s->lock_fd)) {
         s->name[0] = 0; /* by now it is the other daemon's, not ours to unlink */
         errno = EEXIST;
-        r = fail(why, "another daemon took the STATUS page at the same moment", "start again");
-    } else if (allocate(s->lock_fd, bytes) < 0) {
+        r = segment_fail(why, "another daemon took the STATUS page at the same moment",
+                         "start again");
+    } else if (segment_allocate(s->lock_fd, bytes) < 0) {
         snprintf(what, sizeof what, "no room in /dev/shm for %zu KiB", (bytes + 1023) / 1024);
-        r = fail(why, what, "remove files there, or mount it larger (size=, --shm-size)");
+        r = segment_fail(why, what, "remove files there, or mount it larger (size=, --shm-size)");
     } else {
-        r = map_fd(&s->map, s->lock_fd, bytes, PROT_READ | PROT_WRITE, why);
+        r = segment_map_fd(&s->map, s->lock_fd, bytes, PROT_READ | PROT_WRITE, why);
     }
     if (!r) {
         s->fd = shm_open(s->name, O_RDONLY | O_CLOEXEC, 0);
         if (s->fd < 0)
-            r = fail(why, "can't open the STATUS page read-only", NULL);
+            r = segment_fail(why, "can't open the STATUS page read-only", NULL);
     }
     /* The group first: with the mode it could be read by the wrong one for a moment. */
     if (!r && group != (gid_t)-1 && fchown(s->lock_fd, (uid_t)-1, group) < 0)
-        r = fail(why, "can't give the STATUS page to its group", "be a member of it, or root");
+        r = segment_fail(why, "can't give the STATUS page to its group",
+                         "be a member of it, or root");
     if (!r && fchmod(s->lock_fd, mode) < 0)
-        r = fail(why, "can't set the mode of the STATUS page", NULL);
+        r = segment_fail(why, "can't set the mode of the STATUS page", NULL);
     if (r)
         cb_status_segment_fini(s);
     return r;
@@ -423,12 +425,12 @@ int cb_segment_open_status(struct cb_segment *s, const char *name, const uid_t *
 
     *s = (struct cb_segment){0};
     if (fd < 0)
-        return fail(why, "can't open the STATUS page", "does the daemon run?");
+        return segment_fail(why, "can't open the STATUS page", "does the daemon run?");
     if (fstat(fd, &st) < 0) {
-        r = fail(why, "can't look at the STATUS page", NULL);
+        r = segment_fail(why, "can't look at the STATUS page", NULL);
     } else if (!is_trusted(st.st_uid, trusted, n)) {
         errno = EPERM;
-        r = fail(why, "the STATUS page is another user's", "see trusted_uids");
+        r = segment_fail(why, "the STATUS page is another user's", "see trusted_uids");
     } else {
         r = cb_segment_map(s, fd, (size_t)st.st_size, 0, why);
         /* Its maker holds the other kind until it dies, however it does. */

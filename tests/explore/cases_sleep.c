@@ -34,6 +34,15 @@ static void two_tokens(void)
     world_flush();
 }
 
+/* Named lanes: the count is no part of them. */
+static void semaphore_init(void)
+{
+    static cb_atomic32 count;
+
+    futex_init();
+    world.semaphore = &count;
+}
+
 /* Two tokens and no end: nothing later makes up for a wake that was lost. */
 static void two_merged(void)
 {
@@ -55,12 +64,18 @@ static void notice_lane(void)
     world_flush();
 }
 
-/* Latency mode: sleeps on the bell word. */
+/* Latency mode: sleeps on the bell word, or on a semaphore, of which it takes away before what is left
+ * of sleeps that are over (client/wait.c). */
 static void client_sleep(void)
 {
     uint32_t bell;
 
-    if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
+    while (world.semaphore && world_semaphore_try())
+        ;
+    if (world.semaphore) {
+        if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
+            world_semaphore_wait();
+    } else if (cb_lane_client_park(world.client, &bell) == CB_LANE_NOTHING)
         explore_futex_wait(cb_lane_client_bell_word(world.client), bell);
     cb_lane_client_unpark(world.client);
 }
@@ -282,6 +297,10 @@ static const struct explore_case cases[] = {
     CASE("park/ring by futex", futex_init, wait_end, two_tokens),
     CASE("park/ring by socket, room for one", socket_init, loop_end, two_tokens),
     CASE("park/ring, merged tokens", futex_init, wait_two, two_merged),
+    CASE("park/ring by semaphore", semaphore_init, wait_end, two_tokens),
+    CASE("park/ring by semaphore, merged tokens", semaphore_init, wait_two, two_merged),
+    CASE("park/close by semaphore", semaphore_init, wait_closed, close_lane),
+    CASE("park/notice by semaphore", semaphore_init, wait_notice, notice_lane),
     CASE("park/close", futex_init, wait_closed, close_lane),
     CASE("park/notice", futex_init, wait_notice, notice_lane),
     CASE("doze/ring, requests", empty_init, submit_twice, serve_two),

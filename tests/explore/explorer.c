@@ -555,6 +555,30 @@ bool explore_cas32(void *p, uint32_t *expected, uint32_t v, const char *file, in
     return false;
 }
 
+/* To the newest value, whatever of it the thread has seen. */
+void explore_add32(void *p, uint32_t n, const char *file, int line)
+{
+    struct thread *th;
+    struct location *l;
+    struct view sequence;
+    unsigned loc;
+
+    if (!x.active) {
+        n += (uint32_t)plain_load(p, 4);
+        memcpy(p, &n, 4);
+        return;
+    }
+    th = access_begin();
+    loc = location_of(p, 4);
+    l = &x.location[loc];
+    if (l->n > 1 && l->store[l->n - 1].writer != x.running)
+        order_matters(l);
+    sequence = l->store[l->n - 1].view;
+    n += (uint32_t)read_from(th, loc, l->n - 1, CB_RELAXED);
+    append(th, loc, n, CB_RELAXED, &sequence);
+    trace("add", p, n, file, line);
+}
+
 void explore_fence(const char *file, int line)
 {
     struct thread *th;

@@ -41,6 +41,7 @@ enum explore_order { CB_RELAXED, CB_ACQUIRE, CB_RELEASE };
 #define cb_store32(p, v, order)      explore_store((p), 4, (v), (order), __FILE__, __LINE__)
 #define cb_store64(p, v, order)      explore_store((p), 8, (v), (order), __FILE__, __LINE__)
 #define cb_cas32(p, expected, v)     explore_cas32((p), (expected), (v), __FILE__, __LINE__)
+#define cb_add32(p, n)               explore_add32((p), (n), __FILE__, __LINE__)
 #define cb_fence()                   explore_fence(__FILE__, __LINE__)
 #define cb_copy_in(dst, src, bytes)  explore_copy_in((dst), (src), (bytes), __FILE__, __LINE__)
 #define cb_copy_out(dst, src, bytes) explore_copy_out((dst), (src), (bytes), __FILE__, __LINE__)
@@ -51,6 +52,7 @@ uint64_t explore_load(const void *p, unsigned bytes, enum explore_order order, c
 void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order, const char *file,
                    int line);
 bool explore_cas32(void *p, uint32_t *expected, uint32_t v, const char *file, int line);
+void explore_add32(void *p, uint32_t n, const char *file, int line);
 void explore_fence(const char *file, int line);
 void explore_copy_in(void *dst, const void *src, size_t bytes, const char *file, int line);
 void explore_copy_out(void *dst, const void *src, size_t bytes, const char *file, int line);

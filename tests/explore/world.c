@@ -240,6 +240,23 @@ void world_end(uint32_t slot)
     cb_lane_end(world.lane, slot, &end);
 }
 
+bool world_semaphore_try(void)
+{
+    uint32_t n = cb_load32(world.semaphore, CB_RELAXED);
+
+    while (n > 0) {
+        if (cb_cas32(world.semaphore, &n, n - 1))
+            return true;
+    }
+    return false;
+}
+
+void world_semaphore_wait(void)
+{
+    while (!world_semaphore_try())
+        explore_futex_wait(world.semaphore, 0);
+}
+
 void world_flush(void)
 {
     const char *why;
@@ -253,6 +270,9 @@ void world_flush(void)
         explore_kernel();
         if (world.socket < world.socket_room)
             world.socket++;
+    } else if (world.semaphore) {
+        cb_add32(world.semaphore, 1);
+        explore_futex_wake(world.semaphore);
     } else {
         explore_futex_wake(cb_lane_bell(world.lane));
     }

@@ -22,6 +22,7 @@ struct world {
     struct cb_lane *lane;
     struct cb_lane_client *client;
     bool socket_bells;                        /* the client is woken by records, else by futex */
+    cb_atomic32 *semaphore;                   /* NULL, or by this one's count */
     uint32_t socket;                          /* records queued towards the client */
     uint32_t socket_room;                     /* more are refused (EAGAIN) */
     uint32_t daemon_bells;                    /* records queued towards the daemon */
@@ -57,6 +58,10 @@ uint32_t world_intake(void);
 /* One more token for an active slot; its end. */
 void world_token(uint32_t slot, uint32_t index);
 void world_end(uint32_t slot);
+/* sem_trywait, and the rest of sem_wait, of world.semaphore. */
+bool world_semaphore_try(void);
+void world_semaphore_wait(void);
+
 /* Publishes, and rings if due. The room law holds. */
 void world_flush(void);
 /* One sleep of the loop, with one lane; `paused` as in cb_lane_look_again. */

@@ -1,9 +1,11 @@
 #include <criterion/criterion.h>
 #include <errno.h>
 #include <poll.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -87,6 +89,63 @@ Test(doorbell, a_full_socket_counts_as_rung_and_a_closed_one_does_not)
     cr_assert_eq(cb_doorbell_send(pair[0], CB_RECORD_BELL), -ECONNRESET);
     cr_assert_eq(cb_doorbell_send(pair[0], CB_RECORD_BELL), -EPIPE, "and no SIGPIPE");
     close(pair[0]);
+}
+
+/* ---- semaphores ------------------------------------------------------------------------------ */
+
+static void *shared_page(void)
+{
+    void *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+    cr_assert_neq(page, MAP_FAILED);
+    cb_semaphore_init(page);
+    return page;
+}
+
+/* The sleeper is glibc's own. */
+Test(doorbell, a_post_wakes_who_waits_on_a_posix_semaphore)
+{
+    void *page = shared_page();
+    int status;
+    pid_t pid = fork();
+
+    cr_assert(cb_semaphore_is_known());
+    if (pid == 0)
+        _exit(sem_wait(page) != 0);
+    while (!is_in_futex(pid))
+        usleep(1000);
+    cr_assert_eq(cb_doorbell_wake(cb_semaphore_post(page)), 1);
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    cr_assert_eq(status, 0);
+}
+
+Test(doorbell, a_post_without_a_sleeper_is_kept_until_it_is_taken_away)
+{
+    void *page = shared_page();
+
+    (void)cb_semaphore_post(page);
+    cr_expect_eq(cb_semaphore_wait(page, 10000000000ull), 0);
+    (void)cb_semaphore_post(page);
+    (void)cb_semaphore_post(page);
+    cb_semaphore_empty(page);
+    cr_expect_eq(cb_semaphore_wait(page, 1000000), -ETIMEDOUT);
+}
+
+/* Behind the count lie how many wait, and what sem_post makes its system call from: with these bytes it
+ * sleeps in the kernel, or calls abort. */
+Test(doorbell, whatever_a_peer_writes_there_a_post_neither_sleeps_nor_ends, .timeout = 20)
+{
+    void *page = shared_page();
+    uint32_t *words = page;
+
+    for (uint32_t i = 0; i < 512; i++)
+        for (uint32_t count = 0; count < 4; count++) {
+            words[0] = count == 3 ? UINT32_MAX : count == 2 ? INT32_MAX : count;
+            words[1] = i % 2 ? UINT32_MAX : 1;
+            words[2] = i;
+            words[3] = i;
+            cr_assert_eq(cb_doorbell_wake(cb_semaphore_post(page)), 0);
+        }
 }
 
 Test(lease, knows_who_is_there_and_that_it_died)

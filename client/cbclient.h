@@ -137,6 +137,7 @@ enum cb_limit {
     CB_LIMIT_HELD_TOKENS = 14,    /* prompts and limits of all requests (max_held_tokens) */
     CB_LIMIT_UID_REQUESTS = 15,   /* requests of this user at once (uid_requests) */
     CB_LIMIT_REQUESTS = 16,       /* requests of all users at once (max_requests) */
+    CB_LIMIT_SHM_KIB = 17,        /* KiB for a lane by name in /dev/shm, which is full */
 };
 
 /* What CB_BAD_PARAMETER is about: its detail[0] is one of these, detail[1] the value: the bits of a
@@ -206,7 +207,8 @@ struct cb_options {
     uint32_t resume;       /* 1: it outlives its daemon, see below; 0, the default: it does not */
     uint32_t reconnect_ms; /* how long to look for the next one; 0: 30000 */
     uint32_t resume_max;   /* how often to send one request again; 0: 5 */
-    uint32_t zero;
+    uint32_t named; /* 1: for where no descriptors can be received: the lane is opened by names in
+                       /dev/shm, which the daemon's setting named_uids has to allow; 0: not */
 };
 
 static inline void cb_options_init(struct cb_options *options)

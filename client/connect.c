@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "shm/doorbell.h"
+#include "shm/names.h"
 
 #define HANDSHAKE_MS  2000
 #define SPIN_NS_MAX   50000ull
@@ -33,12 +34,17 @@ static const char *name_of(const struct cb_options *options)
     return options->name ? options->name : program_invocation_short_name;
 }
 
+static uint64_t offered(const struct cb_options *options)
+{
+    return CB_FEATURES | (options->named ? CB_FEATURE_NAMED : 0);
+}
+
 int cb_connect_hello(int sock, const struct cb_options *options)
 {
     struct cb_hello hello = {
         .head = {CB_RECORD_MAGIC, CB_RECORD_HELLO, 0},
         .format_min = CB_FORMAT,
-        .features = CB_FEATURES,
+        .features = offered(options),
         .format_max = CB_FORMAT,
         .word_size = CB_WORD_SIZE,
         .endian = CB_ENDIAN,
@@ -100,26 +106,31 @@ static int receive(int sock, int wait_ms, void *record, int fds[N_DESCRIPTORS])
 }
 
 /* REFUSED in words: its status with its numbers. */
-static int refused(const void *record, uint32_t detail[2])
+static int refused(const void *record, const struct cb_options *options, uint32_t detail[2])
 {
     struct cb_refused r;
     memcpy(&r, record, sizeof(r));
     memcpy(detail, r.detail, sizeof(r.detail));
     if (r.status >= 0)
         return cb_fail_at("the daemon's refusal", CB_BAD_RECORD, 0, 0);
+    if (options->named && r.status == CB_DENIED)
+        return cb_fail_at("the daemon gives this user no lanes by name (named_uids)", CB_DENIED, 0,
+                          0);
     return cb_fail_at(r.status == CB_SYSTEM ? "the daemon refused, its log says why"
                                             : "the daemon refused",
                       r.status, r.detail[0], r.detail[1]);
 }
 
-static int check_welcome(const struct cb_welcome *w)
+static int check_welcome(const struct cb_welcome *w, const struct cb_options *options)
 {
     if (w->head.magic != CB_RECORD_MAGIC || w->head.type != CB_RECORD_WELCOME || w->head.reserved ||
         !all_zero(w->reserved, sizeof(w->reserved)))
         return cb_fail_at("WELCOME", CB_BAD_RECORD, 0, 0);
     if (w->format != CB_FORMAT)
         return cb_fail(CB_VERSION);
-    if (w->features & ~CB_FEATURES) /* these were offered */
+    if (options->named && !(w->features & CB_FEATURE_NAMED))
+        return cb_fail_at("the daemon is older than lanes by name", CB_VERSION, 0, 0);
+    if (w->features & ~offered(options))
         return cb_fail_at("WELCOME's features", CB_BAD_RECORD, 0, 0);
     if (w->defaults & ~(w->features & CB_FEATURE_DEFAULTS ? CB_DEFAULTS : 0u) ||
         (w->seed && !(w->defaults & CB_DEFAULT_SEED)) ||
@@ -194,9 +205,8 @@ static int take_vocab(struct cb_handle *h, int fd, uint64_t bytes)
 static int attach(struct cb_handle *h, struct cb_link *link, const struct cb_welcome *w,
                   const int fds[N_DESCRIPTORS])
 {
-    for (int i = 0; i < N_DESCRIPTORS; i++)
-        if (fds[i] < 0)
-            return cb_fail_at("WELCOME's descriptors", CB_BAD_RECORD, 0, 0);
+    if (fds[0] < 0 || fds[1] < 0 || fds[3] < 0) /* STATUS is not needed here */
+        return cb_fail_at("WELCOME's descriptors", CB_BAD_RECORD, 0, 0);
     link->geometry = w->geometry;
     link->lane_id = w->lane_id;
     link->features = w->features;
@@ -208,6 +218,64 @@ static int attach(struct cb_handle *h, struct cb_link *link, const struct cb_wel
     link->spin_ns = (uint64_t)w->spin_us * 1000u;
     int r = map_lane(link, fds);
     return r ? r : take_vocab(h, fds[3], w->vocab_bytes);
+}
+
+/* What goes with the names; a daemon that root made the socket for may be anybody. */
+static uid_t owner_of(int sock)
+{
+    struct ucred peer;
+    socklen_t bytes = sizeof(peer);
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) || peer.uid == 0)
+        return (uid_t)-1;
+    return peer.uid;
+}
+
+/* One part of a lane by name into *fdp. */
+static int open_name(int *fdp, const char *base, enum cb_names_part part, bool writable,
+                     uid_t owner)
+{
+    struct cb_why why;
+    int r = cb_names_open(base, part, writable, owner, &why);
+    *fdp = r < 0 ? -1 : r;
+    return r < 0 ? cb_fail_at(why.text, CB_SYSTEM, 0, 0) : 0;
+}
+
+/* NAMES, which was sent behind WELCOME: fds[] as if they had come with it, and the bell. */
+static int open_names(struct cb_link *link, uint32_t kind, int fds[N_DESCRIPTORS])
+{
+    struct cb_names_record names;
+    int none[N_DESCRIPTORS], bell_fd = -1;
+    uid_t owner = owner_of(link->sock);
+    int r = receive(link->sock, HANDSHAKE_MS, &names, none);
+    if (r == CB_TIMEOUT)
+        r = cb_fail_at("the daemon sent WELCOME and no NAMES", CB_BAD_RECORD, 0, 0);
+    for (int i = 0; i < N_DESCRIPTORS; i++) {
+        if (none[i] >= 0)
+            close(none[i]);
+        if (fds[i] >= 0)
+            close(fds[i]);
+        fds[i] = -1;
+    }
+    if (r)
+        return r;
+    if (names.head.magic != CB_RECORD_MAGIC || names.head.type != CB_RECORD_NAMES ||
+        names.head.reserved || !all_zero(names.reserved, sizeof(names.reserved)) ||
+        names.lane[0] != '/' || names.vocab[0] != '/' ||
+        !memchr(names.lane, 0, sizeof(names.lane)) || !memchr(names.vocab, 0, sizeof(names.vocab)))
+        return cb_fail_at("NAMES", CB_BAD_RECORD, 0, 0);
+    r = open_name(&fds[0], names.lane, CB_NAMES_UP, true, owner);
+    if (!r)
+        r = open_name(&fds[1], names.lane, CB_NAMES_DOWN, false, owner);
+    if (!r)
+        r = open_name(&fds[3], names.vocab, CB_NAMES_VOCAB, false, owner);
+    if (!r && kind != CB_KIND_EVENT_LOOP) {
+        r = open_name(&bell_fd, names.lane, CB_NAMES_BELL, true, owner);
+        if (!r)
+            r = map(&link->bell, bell_fd, CB_PAGE, 1);
+        if (bell_fd >= 0)
+            close(bell_fd);
+    }
+    return r;
 }
 
 static int answer(struct cb_handle *h, struct cb_link *link, const struct cb_options *options,
@@ -222,9 +290,11 @@ static int answer(struct cb_handle *h, struct cb_link *link, const struct cb_opt
     if (r == CB_TIMEOUT)
         return r;
     if (!r && record.head.magic == CB_RECORD_MAGIC && record.head.type == CB_RECORD_REFUSED)
-        r = refused(&record, detail);
+        r = refused(&record, options, detail);
     else if (!r)
-        r = check_welcome(&record.welcome);
+        r = check_welcome(&record.welcome, options);
+    if (!r && options->named)
+        r = open_names(link, options->kind, fds);
     if (!r)
         r = attach(h, link, &record.welcome, fds);
     for (int i = 0; i < N_DESCRIPTORS; i++)

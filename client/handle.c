@@ -54,6 +54,8 @@ static int take_options(struct cb_options *mine, const struct cb_options *given)
         return cb_fail_at("cb_options.n_slots, of which 4096 are the most", CB_INVALID, 0, 0);
     if (mine->resume > 1)
         return cb_fail_at("cb_options.resume", CB_INVALID, 0, 0);
+    if (mine->named > 1)
+        return cb_fail_at("cb_options.named", CB_INVALID, 0, 0);
     if (mine->wait_ms < -1)
         return cb_fail_at("cb_options.wait_ms", CB_INVALID, 0, 0);
     return 0;

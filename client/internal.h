@@ -57,6 +57,8 @@ struct cb_link {
     uint64_t features; /* agreed: shm/control.h */
     uint64_t fingerprint[2], boot_id[2], seed, spin_ns;
     struct cb_segment up, down;
+    struct cb_segment
+        bell; /* of a lane by name, a semaphore's page; unmapped: it is woken otherwise */
     struct cb_lane_client *lane;
     void *lane_memory;
     struct cb_arena arena;

@@ -19,6 +19,7 @@ struct cb_link *cb_link_free(struct cb_link *link, bool is_child)
     if (!is_child) {
         cb_segment_unmap(&link->up);
         cb_segment_unmap(&link->down);
+        cb_segment_unmap(&link->bell);
     }
     free(link->arena.held);
     free(link->lane_memory);
@@ -71,6 +72,7 @@ void cb_link_reap_locked(struct cb_handle *h)
         }
         if (is_left) { /* only results are looked at */
             cb_segment_unmap(&link->up);
+            cb_segment_unmap(&link->bell);
             if (link->sock >= 0)
                 close(link->sock);
             link->sock = -1;

@@ -61,6 +61,7 @@ static void lead_locked(struct cb_handle *h, uint64_t ns)
     struct cb_link *link = cb_link_hold_locked(h);
     bool socket_kind = h->kind == CB_KIND_EVENT_LOOP;
     bool gone = socket_kind && !empty_socket(link);
+    void *semaphore = link->bell.base; /* of a lane by name, instead of the bell word */
     uint32_t bell;
     int r;
     if (ns > SLICE_NS)
@@ -69,11 +70,15 @@ static void lead_locked(struct cb_handle *h, uint64_t ns)
     h->leader = self;
     /* A loop's own arming, if any, ends: a sleep has an epoch of its own. */
     cb_lane_client_unpark(link->lane);
+    if (semaphore) /* before the new epoch: later it could be the bell of this one */
+        cb_semaphore_empty(semaphore);
     r = cb_lane_client_park(link->lane, &bell);
     if (r == CB_LANE_NOTHING && !gone) {
         pthread_mutex_unlock(&h->lock);
         if (socket_kind)
             sleep_on_socket(link, ns);
+        else if (semaphore)
+            gone = cb_semaphore_wait(semaphore, ns) == -ETIMEDOUT;
         else if (cb_doorbell_wait(cb_lane_client_bell_word(link->lane), bell, ns) == -ETIMEDOUT)
             gone = true; /* perhaps: ask the socket */
         pthread_mutex_lock(&h->lock);

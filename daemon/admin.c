@@ -66,6 +66,7 @@ static int command_clients(struct daemon *d, struct client *who, const char *arg
             struct cb_lane_info info;
             cb_lane_info(cl->lane, &info);
             buf_bytes(reply, "name", info.name, sizeof info.name);
+            buf_bool(reply, "named", cl->features & CB_FEATURE_NAMED);
             buf_u64(reply, "slots", info.n_slots);
             buf_u64(reply, "active", info.n_active);
             buf_bool(reply, "waits", info.waits);

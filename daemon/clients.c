@@ -14,7 +14,6 @@
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
 #include "daemon/engine.h"
-#include "daemon/guard.h"
 #include "shm/doorbell.h"
 
 int clients_new(struct clients **clientsp, const struct clients_config *config)
@@ -98,7 +97,6 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
     cl->sock.rung = sock_rung;
     cl->pid.fd = lease->pidfd;
     cl->pid.ready = pid_ready;
-    cl->guard = -1;
     int r = loop_watch(c->config.loop, &cl->sock, LOOP_READ);
     if (r == 0 && cl->pid.fd >= 0)
         r = loop_watch(c->config.loop, &cl->pid, LOOP_READ);
@@ -145,15 +143,6 @@ int clients_is_admin(struct clients *c, struct client *cl, uint32_t detail[2])
 
 /* ---- lanes ----------------------------------------------------------------------------------- */
 
-static void lane_unmap(struct client *cl)
-{
-    cl->lane = NULL;
-    guard_remove(cl->guard);
-    cl->guard = -1;
-    cb_segment_unmap(&cl->up);
-    cb_segment_unmap(&cl->down);
-}
-
 /* What hello may not have: 0, or a negative cb_status with detail. */
 static int lane_allowed(const struct clients *c, const struct client *cl,
                         const struct cb_hello *hello, uint32_t detail[2])
@@ -161,6 +150,8 @@ static int lane_allowed(const struct clients *c, const struct client *cl,
     const struct settings *set = c->config.settings;
     const struct quota *q = cl->quota;
     uint64_t pool_max = set->lane_pool_tokens_max * sizeof(uint32_t);
+    if (hello->features & CB_FEATURE_NAMED && !uids_have(&c->config.named_uids, cl->lease.uid))
+        return CB_DENIED;
     if (quotas_holds_off(c->quotas, q))
         return CB_BUSY;
     if (q->use.n_connections - q->use.n_admins > set->uid_connections)
@@ -176,6 +167,29 @@ static int lane_allowed(const struct clients *c, const struct client *cl,
     if (q->use.n_lanes >= set->uid_lanes)
         return cb_over(CB_LIMIT_UID_LANES, set->uid_lanes, detail);
     return 0;
+}
+
+static int no_memory(struct clients *c, const struct client *cl, int r, const struct cb_why *why,
+                     uint32_t detail[2])
+{
+    log_client(c->config.log, "no lane for uid %u: %s", (unsigned)cl->lease.uid, why->text);
+    if (r == -ENOSPC)
+        return cb_over(CB_LIMIT_SHM_KIB, cb_names_room() >> 10, detail);
+    return r == -ENOMEM ? CB_NO_MEMORY : CB_SYSTEM;
+}
+
+/* One lane more (by 1), or one less (by -1). */
+static void count_lane(struct clients *c, struct client *cl, uint32_t by)
+{
+    uint64_t bytes = by == 1 ? cl->bytes : -cl->bytes;
+    c->n_lanes += by;
+    c->n_named += cl->features & CB_FEATURE_NAMED ? by : 0;
+    c->lane_bytes += bytes;
+    cl->quota->use.n_lanes += by;
+    cl->quota->use.bytes += bytes;
+    cb_stats_set(c->config.stats, CB_STAT_lanes, c->n_lanes);
+    cb_stats_set(c->config.stats, CB_STAT_lanes_named, c->n_named);
+    cb_stats_set(c->config.stats, CB_STAT_lane_bytes, c->lane_bytes);
 }
 
 int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hello *hello,
@@ -196,52 +210,39 @@ int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hell
         return CB_INVALID;
     size_t lane_bytes = (cb_lane_bytes(g) + 63) / 64 * 64;
     size_t record_bytes = lane_bytes + g->n_slots * sizeof(struct client_slot);
-    uint64_t bytes = g->up_bytes + g->down_bytes + record_bytes;
+    const struct lane_memory_wish wish = {
+        .up_bytes = g->up_bytes,
+        .down_bytes = g->down_bytes,
+        .record_bytes = record_bytes,
+        .is_named = hello->features & CB_FEATURE_NAMED,
+        .has_bell = hello->wake == CB_WAKE_FUTEX,
+        .instance = set->instance,
+        .uid = cl->lease.uid,
+    };
+    uint64_t bytes =
+        g->up_bytes + g->down_bytes + record_bytes + (wish.is_named && wish.has_bell ? CB_PAGE : 0);
     if (cl->quota->use.bytes + bytes > set->uid_bytes)
         return cb_over(CB_LIMIT_UID_MIB, set->uid_bytes >> 20, detail);
-    fds[0] = fds[1] = -1;
-    int r = cb_segment_make_up(&cl->up, &fds[0], g->up_bytes, &why);
-    if (r == 0)
-        r = cb_segment_make_down(&cl->down, &fds[1], g->down_bytes, &why);
-    if (r == 0)
-        r = cb_segment_private(&cl->record, record_bytes, &why);
-    if (r == 0) {
-        cl->guard = guard_add(cl->up.base, cl->up.bytes);
-        if (cl->guard < 0) {
-            r = cl->guard;
-            snprintf(why.text, sizeof why.text, "no more than %d segments can be guarded",
-                     GUARD_RANGES_MAX);
-        }
-    }
-    if (r) {
-        log_client(c->config.log, "no lane for uid %u: %s", (unsigned)cl->lease.uid, why.text);
-        lane_unmap(cl);
-        for (int i = 0; i < 2; i++)
-            if (fds[i] >= 0)
-                close(fds[i]);
-        return r == -ENOMEM || r == -ENOSPC ? CB_NO_MEMORY : CB_SYSTEM;
-    }
+    int r = lane_memory_make(&cl->memory, &wish, fds, &why);
+    if (r)
+        return no_memory(c, cl, r, &why, detail);
     struct cb_lane_config config = {
         .lane_id = cl->lane_id,
         .boot_id = {c->config.boot_id[0], c->config.boot_id[1]},
         .fingerprint = {c->config.fingerprint[0], c->config.fingerprint[1]},
         .first_cursor = c->config.first_cursor,
     };
-    cl->lane = cb_lane_init(cl->record.base, g, cl->up.base, cl->down.base, &config);
+    cl->lane =
+        cb_lane_init(cl->memory.record.base, g, cl->memory.up.base, cl->memory.down.base, &config);
     cb_lane_notice(cl->lane, c->notice);
-    cl->slots = (struct client_slot *)(void *)((char *)cl->record.base + lane_bytes);
+    cl->slots = (struct client_slot *)(void *)((char *)cl->memory.record.base + lane_bytes);
     for (uint32_t i = 0; i < g->n_slots; i++)
         cl->slots[i] = (struct client_slot){.client = cl, .slot = i};
     cl->wake = hello->wake;
-    cl->features = hello->features & CB_FEATURES;
+    cl->features = hello->features & (CB_FEATURES | CB_FEATURE_NAMED);
     cl->bytes = bytes;
     cl->state = CLIENT_WELCOMED;
-    cl->quota->use.n_lanes++;
-    cl->quota->use.bytes += bytes;
-    c->n_lanes++;
-    c->lane_bytes += bytes;
-    cb_stats_set(c->config.stats, CB_STAT_lanes, c->n_lanes);
-    cb_stats_set(c->config.stats, CB_STAT_lane_bytes, c->lane_bytes);
+    count_lane(c, cl, 1);
     return 0;
 }
 
@@ -249,6 +250,7 @@ void clients_lane_live(struct clients *c, struct client *cl)
 {
     assert(cl->state == CLIENT_WELCOMED);
     handshake_over(cl);
+    lane_memory_unname(&cl->memory);
     cl->state = CLIENT_LIVE;
     list_append(&cl->quota->live, &cl->link);
     cb_stats_add(c->config.stats, CB_STAT_lanes_opened, 1);
@@ -259,7 +261,7 @@ void clients_lane_live(struct clients *c, struct client *cl)
 static void client_release(struct clients *c, struct client *cl)
 {
     struct quota *q = cl->quota;
-    cb_segment_unmap(&cl->record);
+    cb_segment_unmap(&cl->memory.record);
     cl->slots = NULL;
     cl->state = CLIENT_FREE;
     c->n_connections--;
@@ -276,6 +278,12 @@ static void lane_broken(struct clients *c, struct client *cl)
                cl->lane_id, (unsigned)cl->lease.uid);
 }
 
+/* Moves the bell: the word that is then woken. */
+static cb_atomic32 *lane_bell(struct client *cl)
+{
+    return cl->memory.bell.base ? cb_semaphore_post(cl->memory.bell.base) : cb_lane_bell(cl->lane);
+}
+
 static void lane_ring(struct clients *c, struct client *cl)
 {
     if (cl->wake == CB_WAKE_SOCKET) {
@@ -285,7 +293,7 @@ static void lane_ring(struct clients *c, struct client *cl)
         }
         return;
     }
-    bells_add(&c->bells, cb_lane_bell(cl->lane));
+    bells_add(&c->bells, lane_bell(cl));
     cb_lane_answered(cl->lane);
     cb_stats_add(c->config.stats, CB_STAT_bells_sent, 1);
 }
@@ -305,15 +313,11 @@ void clients_close(struct clients *c, struct client *cl, enum cb_closed why)
         (void)cb_lane_flush(cl->lane);
         /* For a peer that only half died: it may sleep on the bell, and the socket's end below
          * wakes whoever sleeps on that. */
-        (void)cb_doorbell_wake(cb_lane_bell(cl->lane));
+        (void)cb_doorbell_wake(lane_bell(cl));
         bells_settle(&c->bells); /* its own may be among them */
-        lane_unmap(cl);
-        c->n_lanes--;
-        c->lane_bytes -= cl->bytes;
-        cl->quota->use.n_lanes--;
-        cl->quota->use.bytes -= cl->bytes;
-        cb_stats_set(c->config.stats, CB_STAT_lanes, c->n_lanes);
-        cb_stats_set(c->config.stats, CB_STAT_lane_bytes, c->lane_bytes);
+        cl->lane = NULL;
+        lane_memory_end(&cl->memory);
+        count_lane(c, cl, UINT32_MAX);
     }
     list_remove(&cl->link);
     loop_unwatch(c->config.loop, &cl->sock);
@@ -337,7 +341,7 @@ void clients_flush(struct clients *c, struct client *cl)
     if (!cl->lane)
         return;
     int r = cb_lane_flush(cl->lane);
-    if (r < 0 || guard_is_broken(cl->guard))
+    if (r < 0 || lane_memory_is_broken(&cl->memory))
         clients_close(c, cl, CB_CLOSED_BROKEN);
     else if (r & CB_LANE_RING)
         lane_ring(c, cl);

@@ -25,13 +25,14 @@
 
 #include "daemon/base/list.h"
 #include "daemon/bells.h"
+#include "daemon/lane_memory.h"
 #include "daemon/loop.h"
 #include "daemon/quota.h"
 #include "daemon/settings.h"
+#include "daemon/uids.h"
 #include "shm/control.h"
 #include "shm/lane.h"
 #include "shm/lease.h"
-#include "shm/segment.h"
 #include "shm/stats.h"
 
 /* Connections beside all lanes: for handshakes and commands, and the last of them only for those
@@ -76,13 +77,12 @@ struct client {
     bool holds_pause; /* while it is connected, no step runs (daemon/pause.h) */
 
     struct cb_lane *lane; /* WELCOMED and LIVE only */
-    struct cb_segment up, down, record;
-    struct client_slot *slots; /* [geometry.n_slots], in record */
+    struct lane_memory memory;
+    struct client_slot *slots; /* [geometry.n_slots], in memory.record */
     struct cb_geometry geometry;
     uint32_t wake;     /* enum cb_wake                         */
     uint64_t features; /* agreed: of what shm/control.h offers */
     uint32_t n_running;
-    int guard;       /* of up (daemon/guard.h) */
     uint64_t bytes;  /* charged */
     bool waits;      /* cb_lane_wait was called: for credit outside the lane */
     bool is_paused;  /* its requests are not run: its own wish */
@@ -100,9 +100,10 @@ struct clients_config {
     struct cb_stats_page *stats;
     uint32_t n_vocab, n_context;
     uint64_t boot_id[2], fingerprint[2];
-    uint32_t weight_epoch; /* of fingerprint */
-    uint64_t first_cursor; /* tests begin near 2^64 */
-    gid_t admin_group;     /* (gid_t)-1: none       */
+    uint32_t weight_epoch;  /* of fingerprint */
+    uint64_t first_cursor;  /* tests begin near 2^64 */
+    gid_t admin_group;      /* (gid_t)-1: none       */
+    struct uids named_uids; /* who may have lanes by name */
 };
 
 struct clients {
@@ -111,7 +112,7 @@ struct clients {
     struct control *control; /* whose handlers the sockets have; set once it exists */
     struct client *table;
     struct quotas *quotas;
-    uint32_t n_clients, n_connections, n_lanes, last_lane_id;
+    uint32_t n_clients, n_connections, n_lanes, n_named, last_lane_id;
     uint64_t lane_bytes;
     uint32_t n_paused;  /* requests of lanes that are paused, at the last look */
     uint32_t n_holders; /* clients with holds_pause */
@@ -132,7 +133,8 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
                     uint32_t detail[2]);
 
 /* Gives a CONNECTED client the lane that hello (checked by control) asks for: WELCOMED. 0, and
- * fds[2] (UP, DOWN) are the caller's to pass and close; or a negative cb_status with detail[2]. */
+ * fds[2] (UP, DOWN) are the caller's to pass and close, unless the lane has names
+ * (memory.names); or a negative cb_status with detail[2]. */
 int clients_lane_open(struct clients *c, struct client *cl, const struct cb_hello *hello,
                       int fds[2], uint32_t detail[2]);
 /* READY came. */

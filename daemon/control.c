@@ -5,6 +5,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <gnu/libc-version.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -130,6 +132,14 @@ static enum control_record record_check(const void *bytes, size_t n)
     }
 }
 
+/* A semaphore is what the C library makes of it: both ends need the same one. */
+static bool has_own_libc(const struct cb_hello *hello)
+{
+    char own[sizeof hello->libc + 1] = "";
+    snprintf(own, sizeof own, "glibc-%s", gnu_get_libc_version());
+    return strncmp(own, hello->libc, sizeof hello->libc) == 0;
+}
+
 /* Whether this version can serve a well-formed hello: 0 or a negative cb_status with detail. */
 static int hello_check(const struct cb_hello *hello, uint32_t detail[2])
 {
@@ -143,6 +153,8 @@ static int hello_check(const struct cb_hello *hello, uint32_t detail[2])
         return CB_VERSION;
     if (hello->wake != CB_WAKE_FUTEX && hello->wake != CB_WAKE_SOCKET)
         return CB_BAD_RECORD;
+    if (hello->features & CB_FEATURE_NAMED && hello->wake == CB_WAKE_FUTEX && !has_own_libc(hello))
+        return CB_VERSION;
     return 0;
 }
 
@@ -182,6 +194,16 @@ static void put_defaults(const struct settings *set, struct cb_welcome *w)
         w->defaults |= CB_DEFAULT_RAW_LOGPROBS;
 }
 
+/* Where the parts of a lane by name are to be found. */
+static bool send_names(struct control *c, const struct client *cl)
+{
+    struct cb_names_record names = {.head = {.magic = CB_RECORD_MAGIC, .type = CB_RECORD_NAMES}};
+    snprintf(names.lane, sizeof names.lane, "%s", cl->memory.names.base);
+    snprintf(names.vocab, sizeof names.vocab, "%s", c->config.vocab_name);
+    return send(cl->sock.fd, &names, sizeof names, MSG_DONTWAIT | MSG_NOSIGNAL) ==
+           (ssize_t)sizeof names;
+}
+
 static bool send_welcome(struct control *c, const struct client *cl, const int fds[4])
 {
     const struct clients_config *config = &c->config.clients->config;
@@ -211,6 +233,10 @@ static bool send_welcome(struct control *c, const struct client *cl, const int f
                              .msg_iovlen = 1,
                              .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
+    if (cl->features & CB_FEATURE_NAMED)
+        return send(cl->sock.fd, &welcome, sizeof welcome, MSG_DONTWAIT | MSG_NOSIGNAL) ==
+                   (ssize_t)sizeof welcome &&
+               send_names(c, cl);
     struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message);
     cmsg->cmsg_level = SOL_SOCKET;
     cmsg->cmsg_type = SCM_RIGHTS;
@@ -233,8 +259,9 @@ static void handle_hello(struct control *c, struct client *cl, const struct cb_h
         return;
     }
     bool sent = send_welcome(c, cl, fds);
-    close(fds[0]);
-    close(fds[1]);
+    for (int i = 0; i < 2; i++)
+        if (fds[i] >= 0)
+            close(fds[i]);
     if (!sent)
         clients_close(c->config.clients, cl, CB_CLOSED_BYE);
 }

@@ -37,6 +37,8 @@ struct control_config {
     int status_fd, vocab_fd; /* passed with WELCOME; stay the caller's */
     uint64_t status_bytes, vocab_bytes;
     const char *status_name;
+    const char
+        *vocab_name; /* base of its name (shm/names.h); NULL: nobody may have lanes by name */
 };
 
 int control_new(struct control **controlp, const struct control_config *config); /* 0 or -errno */

@@ -13,6 +13,7 @@
 
 #include "daemon/base/clock.h"
 #include "daemon/base/log.h"
+#include "daemon/guard.h"
 #include "daemon/model/model.h"
 #include "daemon/sleep.h"
 #include "shm/status.h"
@@ -166,6 +167,7 @@ static int make_parts(struct daemon *d)
         .fingerprint = {info->fingerprint[0], info->fingerprint[1]},
         .first_cursor = d->config.first_cursor,
         .admin_group = d->config.admin_group,
+        .named_uids = d->config.named_uids,
     };
     int r = clients_new(&d->clients, &clients);
     if (r)
@@ -216,6 +218,7 @@ static int make_parts(struct daemon *d)
         .status_bytes = d->config.status_bytes,
         .vocab_bytes = d->config.vocab_bytes,
         .status_name = d->config.status_name,
+        .vocab_name = d->config.vocab_name,
     };
     r = control_new(&d->control, &control);
     if (r == 0)
@@ -328,12 +331,23 @@ static void count_violations(struct daemon *d, const struct engine_stats *now)
                   n, now->violation);
 }
 
+/* The counters go on in memory of our own, but nobody sees them there. */
+static void look_after_status(struct daemon *d)
+{
+    if (d->is_status_lost || !guard_is_broken(d->config.status_guard))
+        return;
+    d->is_status_lost = true;
+    log_warnx(d->config.log, "the STATUS page was cut short by a process of this user: it shows "
+                             "nothing until a restart; all else goes on");
+}
+
 /* Publishes what the engine counted since the last turn; notes whether anything moved. */
 static void count(struct daemon *d)
 {
     struct engine_stats now;
     struct cb_stats_page *page = d->config.stats;
     engine_stats(d->engine, &now);
+    look_after_status(d);
     cb_stats_add(page, CB_STAT_steps, now.n_steps - d->seen.n_steps);
     cb_stats_add(page, CB_STAT_tokens_prefill, now.n_prefill_tokens - d->seen.n_prefill_tokens);
     cb_stats_add(page, CB_STAT_tokens_decode, now.n_decode_tokens - d->seen.n_decode_tokens);

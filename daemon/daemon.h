@@ -34,11 +34,14 @@ struct daemon_config {
     struct model *model;
     struct cb_stats_page *stats; /* filled by daemon_boot */
     const char *status_name;
+    const char *vocab_name; /* as control.h has it */
     int status_fd, vocab_fd;
+    int status_guard; /* of stats (daemon/guard.h); -1: none */
     uint64_t status_bytes, vocab_bytes;
     uint64_t boot_id[2];
     uint64_t first_cursor;
     gid_t admin_group;
+    struct uids named_uids;  /* as clients.h has it */
     control_command command; /* answers operators (daemon/admin.h) */
     const char *sandbox;     /* in words (sandbox.h), for daemon_boot only; NULL: off */
 };
@@ -61,6 +64,7 @@ struct daemon {
     uint64_t idle_since_ns;   /* 0: it works */
     double step_us;           /* average of recent steps, for the spin */
     uint64_t worked_ns;       /* when the last turn with work ended */
+    bool is_status_lost;      /* somebody cut the STATUS page short, which was said */
     bool is_populated;        /* every cache block has memory */
     bool may_spin;            /* there are cores to spin on   */
 };

@@ -185,7 +185,7 @@ void deliver_flush(struct deliver *d)
             struct client *cl = list_entry(k, struct client, link);
             if (cl->n_running == 0) /* nothing to keep from running, but somebody may wait for it */
                 look_pause(d, cl);
-            if (cb_lane_dirty(cl->lane) || guard_is_broken(cl->guard))
+            if (cb_lane_dirty(cl->lane) || lane_memory_is_broken(&cl->memory))
                 clients_flush(d->clients, cl);
         }
     }

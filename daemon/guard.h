@@ -2,7 +2,8 @@
  * touch.
  *
  * A client can punch holes into its UP segment; under strict overcommit reading there can then
- * fail. STATUS has a name, so whoever runs as this uid can truncate it. The guard maps zero pages
+ * fail. STATUS has a name, so whoever runs as this uid can truncate it; the segments and the bell of
+ * a lane by name can be truncated by its client, too. The guard maps zero pages
  * over the whole range that holds the address, so that the access succeeds, and notes that the
  * range is broken; its owner asks at its convenience. A SIGBUS anywhere else kills, as it should.
  *
@@ -15,7 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-#define GUARD_RANGES_MAX 4224 /* lanes at their most, and STATUS */
+#define GUARD_RANGES_MAX 12352 /* three a lane, of which there are 4096 at most, and STATUS */
 
 /* Installs the handler. 0 or -errno. */
 int guard_install(void);

@@ -20,6 +20,7 @@
 #include "daemon/handed.h"
 #include "daemon/model/model.h"
 #include "daemon/model/vocabulary.h"
+#include "daemon/named.h"
 #include "daemon/notify.h"
 #include "daemon/place.h"
 #include "daemon/privileges.h"
@@ -42,7 +43,8 @@ struct program {
     struct model *model;
     struct cb_status_segment status;
     struct cb_segment vocab;
-    int vocab_fd;
+    int vocab_fd, status_guard;
+    struct named named;
     struct daemon *daemon;
     struct loop_watch signals;
     struct notify notify;
@@ -206,6 +208,7 @@ static int open_segments(struct program *p)
 {
     const struct vocab_image *image = model_vocab(p->model);
     size_t bytes = vocab_image_bytes(image);
+    char message[REFUSE_MESSAGE_MAX];
     struct cb_why why;
     mode_t mode = p->socket_group == (gid_t)-1 ? 0644 : 0640;
     if (cb_segment_make_sealable(&p->vocab, &p->vocab_fd, "cbd-vocab", bytes, &why))
@@ -216,9 +219,10 @@ static int open_segments(struct program *p)
     if (cb_status_segment_make(&p->status, p->settings.instance, sizeof(struct cb_stats_page), mode,
                                p->socket_group, &why))
         return fatal(p, why.text);
-    if (guard_install() < 0 || guard_add(p->status.map.base, p->status.map.bytes) < 0)
+    p->status_guard = guard_install() < 0 ? -1 : guard_add(p->status.map.base, p->status.map.bytes);
+    if (p->status_guard < 0)
         return fatal(p, "can't guard the STATUS page");
-    return 0;
+    return named_open(&p->named, &p->settings, &p->vocab, message) ? fatal(p, message) : 0;
 }
 
 static int open_daemon(struct program *p)
@@ -231,7 +235,7 @@ static int open_daemon(struct program *p)
     uint32_t n_watches = 2 * ((uint32_t)set->max_lanes + CLIENTS_SPARE) + 2;
     char sandbox[SANDBOX_WORDS_MAX];
     struct cb_stats_boot boot;
-    sandbox_words(set->sandbox, sandbox);
+    sandbox_words(set->sandbox, p->named.uids.n > 0, sandbox);
     int r = loop_new(&p->loop, kind, n_watches, &clock_monotonic, &p->log);
     if (r) {
         errno = -r;
@@ -246,11 +250,14 @@ static int open_daemon(struct program *p)
         .model = p->model,
         .stats = p->status.map.base,
         .status_name = p->status.name,
+        .vocab_name = p->named.uids.n > 0 ? p->named.vocab.base : NULL,
         .status_fd = p->status.fd,
+        .status_guard = p->status_guard,
         .vocab_fd = p->vocab_fd,
         .status_bytes = p->status.map.bytes,
         .vocab_bytes = p->vocab.bytes,
         .admin_group = p->admin_group,
+        .named_uids = p->named.uids,
         .command = admin_command,
         .sandbox = sandbox,
     };
@@ -323,7 +330,8 @@ static int start(struct program *p)
         log_warn(&p->log, "can't watch the socket");
         return r;
     }
-    if (set->sandbox && sandbox_is_possible() && sandbox_enter(p->log.fd, message))
+    if (set->sandbox && sandbox_is_possible() &&
+        sandbox_enter(p->named.uids.n > 0, p->log.fd, message))
         return fatal(p, message);
     return 0;
 }
@@ -380,6 +388,7 @@ static void report(struct program *p)
         log_info(&p->log, "batch_invariant is false, but idle: %s", info->caps.bf16_refusal);
     report_idle(p);
     report_pool(p);
+    named_report(&p->named, &p->settings, info->n_vocab, info->n_context, &p->log);
     if (p->place.refuses_descriptors)
         log_info(&p->log, "socket mode %04o; the kernel keeps descriptors away (SO_PASSRIGHTS)",
                  (unsigned)p->place.mode);
@@ -390,7 +399,7 @@ static void report(struct program *p)
                       ? "every user who connects is trusted (socket_trust)"
                       : "only root and this user may connect; see socket_trust");
     char words[SANDBOX_WORDS_MAX];
-    sandbox_words(p->settings.sandbox, words);
+    sandbox_words(p->settings.sandbox, p->named.uids.n > 0, words);
     log_info(&p->log, "sandbox %s", words);
     puts("ready");
     fflush(stdout);
@@ -413,6 +422,7 @@ static void stop(struct program *p)
     cb_segment_unmap(&p->vocab);
     if (p->vocab_fd >= 0)
         close(p->vocab_fd);
+    named_close(&p->named);
     cb_status_segment_fini(&p->status);
     if (p->signals.fd >= 0)
         close(p->signals.fd);

@@ -60,6 +60,13 @@ static const struct {
     {SCMP_SYS(prlimit64), {2, SCMP_CMP_EQ, 0, 0}}, /* asked, not set */
 };
 
+/* Where lanes by name are made. A file that is there can still not be written. */
+static const int allowed_names[] = {SCMP_SYS(fsetxattr), SCMP_SYS(statfs)};
+static const struct scmp_arg_cmp new_file[] = {
+    {2, SCMP_CMP_MASKED_EQ, O_ACCMODE | O_CREAT | O_EXCL | O_TRUNC, O_RDWR | O_CREAT | O_EXCL},
+    {3, SCMP_CMP_EQ, 0600, 0}};
+
+enum { N_ALLOWED_NAMES = sizeof allowed_names / sizeof allowed_names[0] };
 enum { N_ALLOWED = sizeof allowed / sizeof allowed[0] };
 enum { N_ALLOWED_IF = sizeof allowed_if / sizeof allowed_if[0] };
 
@@ -85,7 +92,7 @@ bool sandbox_is_possible(void)
 #endif
 }
 
-void sandbox_words(bool is_wanted, char words[SANDBOX_WORDS_MAX])
+void sandbox_words(bool is_wanted, bool makes_names, char words[SANDBOX_WORDS_MAX])
 {
     if (!is_wanted)
         snprintf(words, SANDBOX_WORDS_MAX, "off");
@@ -93,7 +100,8 @@ void sandbox_words(bool is_wanted, char words[SANDBOX_WORDS_MAX])
         snprintf(words, SANDBOX_WORDS_MAX, "off, idle: this build has a sanitizer in it");
     else
         snprintf(words, SANDBOX_WORDS_MAX, "on: uid %u, no capabilities, %d system calls",
-                 (unsigned)geteuid(), N_ALLOWED + N_ALLOWED_IF + 1);
+                 (unsigned)geteuid(),
+                 N_ALLOWED + N_ALLOWED_IF + 1 + (makes_names ? N_ALLOWED_NAMES : 0));
 }
 
 static size_t put(char *line, size_t at, const char *text)
@@ -135,7 +143,7 @@ static void names_fill(void)
     }
 }
 
-static int rules_add(scmp_filter_ctx filter)
+static int rules_add(scmp_filter_ctx filter, bool makes_names)
 {
     const struct scmp_arg_cmp own = {0, SCMP_CMP_EQ, (scmp_datum_t)getpid(), 0};
     int r = 0;
@@ -144,11 +152,15 @@ static int rules_add(scmp_filter_ctx filter)
     for (int i = 0; i < N_ALLOWED_IF && !r; i++)
         r = seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, allowed_if[i].call, 1,
                                    &allowed_if[i].when);
+    for (int i = 0; i < N_ALLOWED_NAMES && makes_names && !r; i++)
+        r = seccomp_rule_add(filter, SCMP_ACT_ALLOW, allowed_names[i], 0);
+    if (makes_names && !r)
+        r = seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, SCMP_SYS(openat), 2, new_file);
     /* abort() signals its own thread, and nobody else's. */
     return r ? r : seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1, &own);
 }
 
-int sandbox_enter(int log_fd, char *message)
+int sandbox_enter(bool makes_names, int log_fd, char *message)
 {
     struct sigaction action = {.sa_sigaction = on_refused, .sa_flags = SA_SIGINFO | SA_NODEFER};
     trap.log_fd = log_fd;
@@ -163,7 +175,7 @@ int sandbox_enter(int log_fd, char *message)
     if (!r)
         r = seccomp_attr_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
     if (!r)
-        r = rules_add(filter);
+        r = rules_add(filter, makes_names);
     if (!r)
         r = seccomp_load(filter); /* with no_new_privs, without which it is refused */
     seccomp_release(filter);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "daemon/sched/shares.h"
+#include "daemon/uids.h"
 
 static const struct setting_row rows[SETTINGS_COUNT] = {
 #define X(name, kind, preset, least, most, unit, flags, meaning) \
@@ -156,9 +157,11 @@ int settings_set(struct settings *set, const char *given, const char *value,
     if (source == SETTINGS_OPERATOR && !(rows[i].flags & SETTING_LIVE))
         return refuse(message, -EPERM, "%s can't change while the daemon runs; restart it",
                       rows[i].name);
-    int r = i == SETTINGS_ROW_uid_weights
-                ? share_weights_parse(value, &(struct share_weights){0}, message)
-                : 0;
+    int r = 0;
+    if (i == SETTINGS_ROW_uid_weights)
+        r = share_weights_parse(value, &(struct share_weights){0}, message);
+    else if (i == SETTINGS_ROW_named_uids)
+        r = uids_parse("named_uids", value, &(struct uids){0}, message);
     if (r == 0)
         r = setting_set(&rows[i], (char *)set + offsets[i], value, message);
     if (r)

@@ -89,6 +89,7 @@
  X(socket_mode,            OCTAL,         "0660",    0600, 0777, "mode",        0,    "mode of the socket; 0600 where the kernel can't refuse descriptors, see socket_trust") \
  X(socket_group,           STRING,        "",        0, 63, "group",            0,    "group of the socket and its directory; empty: the daemon's") \
  X(admin_group,            STRING,        "",        0, 63, "group",            0,    "its members may drain, stop, pause, resume, set, load weights and cancel for all; empty: root and the daemon's user only") \
+ X(named_uids,             STRING,        "",        0, 700, "UID,...",         0,    "users whose clients may have lanes by names in /dev/shm, as in 1000,1001: who can't take descriptors; empty: nobody") \
  X(socket_trust,           BOOL,          "false",   0, 0, "",                  0,    "keep socket_mode on kernels before 6.16, where a client can block the daemon by descriptors") \
  X(user,                   STRING,        "",        0, 63, "name",             0,    "whom cbd becomes when root starts it, once its run directory is made, before it opens the model; empty: nobody else") \
  X(sandbox,                BOOL,          "true",    0, 0, "",                  0,    "has no capabilities, not even as root, and no new privileges, and once it serves, only the system calls that serving takes") \

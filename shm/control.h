@@ -2,7 +2,8 @@
  *
  *   client                                   daemon
  *   HELLO  ────────────────────────────────▶ checked; unknown must-understand bit: REFUSED
- *          ◀──────────────────────────────── WELCOME, fds: UP, DOWN, STATUS, VOCAB; or REFUSED
+ *          ◀──────────────────────────────── WELCOME, fds: UP, DOWN, STATUS, VOCAB; or REFUSED;
+ *                                            of a lane by name WELCOME without fds, then NAMES
  *   READY  ────────────────────────────────▶ lane live
  *   BELL   ────────────────────────────────▶ requests wait (the daemon had said doze)
  *          ◀──────────────────────────────── BELL (results wait), NOTICE (look at down_hot.notice)
@@ -33,6 +34,7 @@ enum cb_record_type {
     CB_RECORD_NOTICE = 7,
     CB_RECORD_ADMIN = 8,
     CB_RECORD_REPLY = 9,
+    CB_RECORD_NAMES = 10,
 };
 
 struct cb_record_head {
@@ -41,12 +43,13 @@ struct cb_record_head {
     uint32_t reserved;
 };
 
-/* How the client wants to be woken: a futex on `bell`, or a BELL record. */
+/* How the client wants to be woken: a futex on `bell`, of a lane by name its semaphore instead; or a
+ * BELL record. */
 enum cb_wake { CB_WAKE_FUTEX = 0, CB_WAKE_SOCKET = 1 };
 
 /* hello.features, welcome.features: what is offered, and what of it is agreed. */
 #define CB_FEATURE_RESUME   0x1ull  /* request.resume_from, option 3, welcome.weight_epoch */
-#define CB_FEATURE_NAMED    0x2ull  /* not of this version */
+#define CB_FEATURE_NAMED    0x2ull  /* NAMES: asked for, not offered: it is had, or refused */
 #define CB_FEATURE_SAMPLING 0x4ull  /* options of requests: format.h */
 #define CB_FEATURE_LOGPROBS 0x8ull  /* planes of results */
 #define CB_FEATURE_DEFAULTS 0x10ull /* welcome.defaults and seed */
@@ -95,6 +98,14 @@ struct cb_welcome {
     uint8_t reserved[4];
 };
 
+/* What is opened under these names, with which ending, says shm/names.h. */
+struct cb_names_record {
+    struct cb_record_head head;
+    char lane[96];  /* 0-terminated, as is */
+    char vocab[96]; /* this */
+    uint8_t reserved[56];
+};
+
 struct cb_refused {
     struct cb_record_head head;
     int32_t status; /* enum cb_status */
@@ -127,6 +138,7 @@ struct cb_reply {
 
 static_assert(sizeof(struct cb_hello) == CB_RECORD_BYTES, "format 1");
 static_assert(sizeof(struct cb_welcome) == CB_RECORD_BYTES, "format 1");
+static_assert(sizeof(struct cb_names_record) == CB_RECORD_BYTES, "format 1");
 static_assert(sizeof(struct cb_refused) == CB_RECORD_BYTES, "format 1");
 static_assert(sizeof(struct cb_plain_record) == CB_RECORD_BYTES, "format 1");
 static_assert(sizeof(struct cb_admin) == CB_RECORD_BYTES, "format 1");

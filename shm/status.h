@@ -80,7 +80,8 @@
     X(CB_LIMIT_UID_WAITING,     13, "prompt tokens of this user (uid_waiting_tokens)")             \
     X(CB_LIMIT_HELD_TOKENS,     14, "prompts and limits of all requests (max_held_tokens)")             \
     X(CB_LIMIT_UID_REQUESTS,    15, "requests of this user at once (uid_requests)")                \
-    X(CB_LIMIT_REQUESTS,        16, "requests of all users at once (max_requests)")
+    X(CB_LIMIT_REQUESTS,        16, "requests of all users at once (max_requests)")                \
+    X(CB_LIMIT_SHM_KIB,         17, "KiB for a lane by name in /dev/shm (its size, --shm-size)")
 
 /* What CB_BAD_PARAMETER is about: X(name, number, text). */
 #define CB_PARAMETER_TABLE(X)                                                                      \

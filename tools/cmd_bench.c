@@ -32,6 +32,7 @@ struct bench {
     const struct cbctl *ctl;
     uint32_t n_requests, n_prompt, n_new, n_processes, repeats;
     uint32_t wait_mode;
+    bool is_named; /* the clients' lanes */
 };
 
 /* Shared by all processes; each writes its own requests' rows. */
@@ -179,6 +180,7 @@ static void client_main(const struct bench *bench, struct table *table, uint32_t
     options.name = "cbctl bench";
     options.n_slots = c.n;
     options.wait_mode = bench->wait_mode;
+    options.named = bench->is_named;
     options.arena_bytes = (uint64_t)c.n * bench->n_prompt * 4 + (1 << 20);
     options.pool_bytes = (uint64_t)c.n * bench->n_new * 4 + (1 << 20);
     if (cb_open(&c.h, &options) || cb_info(c.h, &info)) {
@@ -362,6 +364,8 @@ static void figures_print(const struct bench *b, const json_t *o)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+enum { KEY_NAMED = 256 };
+
 static const struct argp_option options[] = {
     {"requests", 'r', "N", 0, "requests at once (default 32)", 0},
     {"prompt-tokens", 'p', "P", 0, "tokens of each prompt (default 128)", 0},
@@ -369,6 +373,7 @@ static const struct argp_option options[] = {
     {"processes", 'k', "K", 0, "client processes that share the requests (default 1)", 0},
     {"repeats", 'R', "N", 0, "rounds; tokens a second are the median (default 1)", 0},
     {"spin", 's', NULL, 0, "clients never sleep, they spin; each wants a core", 0},
+    {"named", KEY_NAMED, NULL, 0, "lanes by names in /dev/shm, woken by semaphores", 0},
     {"json", 'j', NULL, 0, "print a JSON object", 0},
     {0},
 };
@@ -408,6 +413,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
         return 0;
     case 's':
         b->wait_mode = CB_WAIT_SPIN;
+        return 0;
+    case KEY_NAMED:
+        b->is_named = true;
         return 0;
     case 'j':
         ps->ctl.json = true;

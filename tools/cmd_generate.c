@@ -42,6 +42,7 @@ struct generate {
     struct cbctl ctl;
     struct asked asked;
     const char *in_path, *out_path;
+    bool is_named; /* its lane */
     FILE *in;
     struct kept kept;
     struct cb_handle *h;
@@ -353,6 +354,8 @@ static void run_all(struct generate *g)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
+enum { KEY_NAMED = 256 };
+
 static error_t parse(int key, char *arg, struct argp_state *state)
 {
     struct generate *g = state->input;
@@ -360,6 +363,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     switch (key) {
     case 'o':
         g->out_path = strcmp(arg, "-") == 0 ? NULL : arg;
+        return 0;
+    case KEY_NAMED:
+        g->is_named = true;
         return 0;
     case 'j':
         g->ctl.json = true;
@@ -382,6 +388,8 @@ static error_t parse(int key, char *arg, struct argp_state *state)
 
 static const struct argp_option options[] = {
     {"output", 'o', "OUT", 0, "append the answers to OUT, and skip what it answers already", 0},
+    {"named", KEY_NAMED, NULL, 0,
+     "the lane by names in /dev/shm, for where no descriptors can be received", 0},
     {"json", 'j', NULL, 0, "end with a JSON object that says what was done", 0},
     {0},
 };
@@ -431,6 +439,7 @@ static bool begin(struct generate *g)
     cb_options_init(&open_options);
     open_options.instance = g->ctl.instance;
     open_options.name = "cbctl generate-batch";
+    open_options.named = g->is_named;
     if (cb_open(&g->h, &open_options) || cb_info(g->h, &info)) {
         cbctl_complain(&g->ctl, "%s", cb_message());
         return false;

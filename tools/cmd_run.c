@@ -33,6 +33,7 @@ struct run {
     uint32_t n_slots;
     bool ids, bad, is_manifold; /* some prompt has several sequences */
     bool resumes;               /* through daemons that die */
+    bool is_named;              /* its lane */
     struct asked asked;
 };
 
@@ -326,7 +327,7 @@ static int run_all(struct run *run)
 
 /* ---- the command ----------------------------------------------------------------------------- */
 
-enum { KEY_IDS = 256, KEY_IDS_IN, KEY_FILE, KEY_RESUME };
+enum { KEY_IDS = 256, KEY_IDS_IN, KEY_FILE, KEY_RESUME, KEY_NAMED };
 
 static const struct argp_option options[] = {
     {"ids", KEY_IDS, NULL, 0, "print token ids instead of text", 0},
@@ -334,6 +335,8 @@ static const struct argp_option options[] = {
     {"file", KEY_FILE, "FILE", 0,
      "prompts, a JSON object a line: {\"text\": ...} or {\"ids\": [...]}", 0},
     {"resume", KEY_RESUME, NULL, 0, "if the daemon dies, go on with the next one", 0},
+    {"named", KEY_NAMED, NULL, 0,
+     "the lane by names in /dev/shm, for where no descriptors can be received", 0},
     {"json", 'j', NULL, 0, "print a JSON object a prompt", 0},
     {0},
 };
@@ -364,6 +367,9 @@ static error_t parse(int key, char *arg, struct argp_state *state)
     case KEY_RESUME:
         run->resumes = true;
         run->asked.defaults.flags |= CB_RESUMABLE;
+        return 0;
+    case KEY_NAMED:
+        run->is_named = true;
         return 0;
     case 'j':
         ps->ctl.json = true;
@@ -437,6 +443,7 @@ int cmd_run(const struct cbctl *ctl, int argc, char **argv)
     open_options.instance = ctl->instance;
     open_options.name = "cbctl run";
     open_options.resume = run->resumes;
+    open_options.named = run->is_named;
     r = CBCTL_FAILED;
     if (!make_families(run)) {
         cbctl_complain(&ps.ctl, "out of memory");

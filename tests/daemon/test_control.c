@@ -49,7 +49,7 @@ Test(control, hello_is_answered_with_a_lane)
     struct cb_hello hello = peer_hello();
     hello.n_slots = 3;
     /* Two offered that are not agreed. */
-    hello.features = CB_FEATURE_NAMED | CB_FEATURE_LOGPROBS | 1ull << 20;
+    hello.features = CB_FEATURE_LOGPROBS | 1ull << 20 | 1ull << 21;
     peer_open(&p, s, 1000, &hello);
     cr_assert_eq(p.welcome.format, 1);
     cr_assert_eq(p.welcome.features, CB_FEATURE_LOGPROBS);

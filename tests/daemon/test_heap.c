@@ -91,6 +91,19 @@ Test(heap, is_not_called_while_the_daemon_serves)
     peer_connect(&p, s, 1000);
     is_counting = false;
     peer_close(&p);
+    struct cb_hello named = hello; /* and that of a lane by name */
+    named.features = CB_FEATURE_NAMED;
+    s->daemon->clients->config.named_uids = (struct uids){1, {1000}};
+    peer_connect(&p, s, 1000);
+    peer_send(&p, &named, sizeof named);
+    turn(s, 10);
+    cr_assert_eq(s->daemon->clients->n_named, 1);
+    (void)cb_doorbell_send(p.sock, CB_RECORD_READY);
+    turn(s, 10);
+    (void)cb_doorbell_send(p.sock, CB_RECORD_BYE);
+    turn(s, 10);
+    cr_assert_eq(s->daemon->clients->n_lanes, 0);
+    peer_close(&p);
     peer_open(&p, s, 1000, &hello);
     peer_connect(&admin, s, 0);
     for (int round = 0; round < 4; round++) {

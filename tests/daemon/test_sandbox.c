@@ -104,7 +104,7 @@ static int in_the_sandbox(int (*fn)(void *), void *arg, char text[4096])
     pid_t pid = fork();
     if (pid == 0) {
         close(fds[0]);
-        if (sandbox_enter(fds[1], message))
+        if (sandbox_enter(false, fds[1], message))
             _exit(100);
         _exit(fn(arg));
     }
@@ -192,7 +192,8 @@ Test(sandbox, holds_for_threads_that_were_there_before)
         return;
     pid_t pid = fork();
     if (pid == 0) {
-        if (pthread_create(&thread, NULL, try_in_thread, &made) || sandbox_enter(-1, message))
+        if (pthread_create(&thread, NULL, try_in_thread, &made) ||
+            sandbox_enter(false, -1, message))
             _exit(100);
         may_try = 1;
         pthread_join(thread, NULL);

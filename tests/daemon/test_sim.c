@@ -38,7 +38,7 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     uint64_t n_too_late = 0, n_past_deadline = 0, n_predicted = 0;
     uint64_t n_families = 0, n_forks = 0, n_room_waits = 0, n_switches = 0, n_weights_refused = 0;
     uint64_t n_mixed = 0, n_anew = 0, n_failed = 0;
-    for (uint64_t seed = 2000; seed < 2200; seed++) {
+    for (uint64_t seed = 2000; seed < 2400; seed++) {
         struct sim_report r;
         cr_assert_eq(sim_run(seed, &r), 0, "%s", r.error);
         n_finished += r.n_finished;

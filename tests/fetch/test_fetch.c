@@ -210,7 +210,7 @@ static void watched_open(struct watched *w)
     w->up = (unsigned char *)w->p.up.base + g->up_ring_off;
     w->arena = g->up_arena_off - g->up_ring_off;
     w->n_bytes = w->arena + g->up_arena_bytes;
-    w->trace = (struct trace){.base = (unsigned char *)cl->up.base + g->up_ring_off,
+    w->trace = (struct trace){.base = (unsigned char *)cl->memory.up.base + g->up_ring_off,
                               .mirror = w->up,
                               .bytes = w->n_bytes,
                               .n_loads = malloc(w->n_bytes)};

@@ -226,6 +226,7 @@ void storm_member_run(struct crowd *c, uint32_t i, void *member)
     struct cb_options options;
     cb_options_init(&options);
     options.kind = m->kind;
+    options.named = m->named;
     options.n_slots = STORM_EACH;
     for (uint32_t round = 0; round < m->n_rounds; round++) {
         struct flight flights[STORM_EACH] = {0};

@@ -58,7 +58,8 @@ struct storm_member {
     const struct storm *storm;
     uint32_t n_rounds;
     bool cancels;
-    uint32_t kind; /* enum cb_kind */
+    uint32_t kind;  /* enum cb_kind */
+    uint32_t named; /* as in cb_options */
 };
 void storm_member_run(struct crowd *c, uint32_t i, void *member);
 

@@ -36,8 +36,9 @@ def main():
     groups = json.loads(path.read_text())
     outcomes = {line["name"]: line["outcomes"] for line in map(json.loads, sys.stdin)}
     for case in groups[group]["cases"]:
-        case["expect"] = [keep(old, new) for old, new
-                          in zip(case.get("expect") or [{}] * 999, outcomes[case["name"]])]
+        old = case.get("expect", [])
+        case["expect"] = [keep(old[i] if i < len(old) else {}, outcome)
+                          for i, outcome in enumerate(outcomes[case["name"]])]
     path.write_text("{" + ",\n\n".join(group_text(*g) for g in groups.items()) + "}\n")
 
 

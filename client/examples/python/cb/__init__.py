@@ -1,4 +1,5 @@
-"""A client of cbd in standard-library Python: cb_shm(7), spoken by something that is not C.
+"""A client of cbd in standard-library Python, 3.10 or later: cb_shm(7), spoken by something that
+is not C.
 
 In reading order: wire.py (layouts), control.py (the socket), lane.py (shared memory), wishes.py and
 request.py (what goes in and comes out), client.py (all of it together), text.py and

@@ -78,6 +78,8 @@ def _connect_to(directory, trusted_uids):
 
 def find(instance, run_dir, trusted_uids):
     """The socket of the first daemon that is there and may be trusted."""
+    if not instance or "/" in instance or instance.startswith("."):
+        raise error("INVALID", where=f"no name of an instance: {instance!r}")
     reason = None
     for directory in [Path(run_dir)] if run_dir else run_dirs():
         try:

@@ -30,10 +30,10 @@ ORDER_IS_STRONG = platform.machine() in ("x86_64", "AMD64")
 def fence():
     """A full fence: what was stored before is visible before anything is loaded after.
 
-    Taking a lock that nobody holds is a `lock cmpxchg`: sem_trywait of glibc and musl up to Python
-    3.12, a compare-and-swap of CPython's own since. On x86-64 an instruction with the lock prefix
-    is a full fence. The lock is a new one each time, which nobody can hold: of one that is held,
-    sem_trywait says so by a plain load."""
+    Taking a lock that nobody holds is a `lock cmpxchg`: in sem_trywait, of glibc and of musl, or
+    where CPython has locks of its own, in these. On x86-64 an instruction with the lock prefix is a
+    full fence. The lock is a new one each time, which nobody can hold: of one that is held,
+    sem_trywait says so after a plain load."""
     Lock().acquire(False)
 
 

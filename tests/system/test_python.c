@@ -254,7 +254,7 @@ Test(python, says_the_same_of_each_status)
     static const int statuses[] = {0,   -1,  -2,  -3,  -4,  -5,  -6,  -7,  -8,  -9,  -10, -12, -14,
                                    -20, -21, -22, -23, -24, -25, -26, -27, -28, -30, -31, -32, -33,
                                    -35, -36, -37, -40, -41, -42, -43, -44, -45, -46, -50};
-    enum { N = sizeof statuses / sizeof statuses[0], N_LIMITS = 17, N_PARAMETERS = 14 };
+    enum { N = sizeof statuses / sizeof statuses[0], N_LIMITS = 18, N_PARAMETERS = 14 };
     enum { N_ALL = N + N_LIMITS + N_PARAMETERS };
     struct system s = {.out = -1};
     char numbers[N_ALL * 36] = "", expected[N_ALL * 128] = "", words[128];

@@ -68,6 +68,7 @@ LIMITS = {
     14: "prompts and limits of all requests (max_held_tokens)",
     15: "requests of this user at once (uid_requests)",
     16: "requests of all users at once (max_requests)",
+    17: "KiB for a lane by name in /dev/shm (its size, --shm-size)",
 }
 
 # What BAD_PARAMETER is about; {0} is the value, for 1 to 6 a float whose bits the detail has.

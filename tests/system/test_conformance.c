@@ -1,5 +1,5 @@
 /* The cases of tests/conformance/cases.json, by the library and by the client in Python: both say what
- * is written there, word by word and bit by bit. */
+ * is written there, word by word and bit by bit. Of cases that are drawn, both say the same. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,8 @@
 
 #include "tests/system/fixture.h"
 
-#define CASES "tests/conformance/cases.json"
+#define CASES  "tests/conformance/cases.json"
+#define PYTHON "/usr/bin/python3"
 
 TestSuite(conformance, .timeout = 240);
 
@@ -16,15 +17,15 @@ static const char *const names[N_CLIENTS] = {"the library", "Python, by its sock
                                              "Python, by a futex"};
 
 /* The lines that a runner prints, as a list. */
-static json_t *run(const struct system *s, int client, const char *group)
+static json_t *run(const struct system *s, int client, const char *file, const char *group)
 {
     const char *const *arguments[N_CLIENTS] = {
-        SETTINGS(CASES, group, s->instance),
-        SETTINGS("-B", "-W", "error", "tests/conformance/run.py", CASES, group, s->instance),
-        SETTINGS("-B", "-W", "error", "tests/conformance/run.py", "--wake", "futex", CASES, group,
+        SETTINGS(file, group, s->instance),
+        SETTINGS("-B", "-W", "error", "tests/conformance/run.py", file, group, s->instance),
+        SETTINGS("-B", "-W", "error", "tests/conformance/run.py", "--wake", "futex", file, group,
                  s->instance)};
-    struct output o = system_run(s, NULL, client == 0 ? "tests/conformance" : "/usr/bin/python3",
-                                 arguments[client]);
+    struct output o =
+        system_run(s, NULL, client == 0 ? "tests/conformance" : PYTHON, arguments[client]);
     json_t *lines = json_array();
     char *rest = o.out;
     cr_assert_eq(o.status, 0, "%s, %s: %s", names[client], group, o.err);
@@ -72,25 +73,24 @@ static void compare(const char *who, const json_t *c, const json_t *expected, co
     }
 }
 
-/* All clients in turn on one daemon; without answers in the file they are compared with the first. */
-static void run_group(const char *name, const char *model)
+/* All clients in turn on one daemon, which is stopped in the end; without answers in the file they are
+ * compared with the first. */
+static void run_group(struct system *s, const char *file, const char *name, const char *model)
 {
     const char *settings[16] = {"--model", model};
-    json_t *root = json_load_file(CASES, 0, NULL), *lines[N_CLIENTS], *c, *v;
+    json_t *root = json_load_file(file, 0, NULL), *lines[N_CLIENTS], *c, *v;
     const json_t *group = json_object_get(root, name), *cases = json_object_get(group, "cases");
-    struct system s;
     size_t i, n = model ? 2 : 0;
-    cr_assert(cases, "%s has no group %s", CASES, name);
+    cr_assert(cases, "%s has no group %s", file, name);
     json_array_foreach(json_object_get(group, "settings"), i, v)
     {
         settings[n++] = json_string_value(v);
     }
-    system_init(&s);
-    system_start(&s, settings);
+    system_start(s, settings);
     for (int k = 0; k < N_CLIENTS; k++) {
-        lines[k] = run(&s, k, name);
+        lines[k] = run(s, k, file, name);
         cr_assert_eq(json_array_size(lines[k]), json_array_size(cases), "%s", names[k]);
-        system_settle(&s);
+        system_settle(s);
     }
     json_array_foreach(cases, i, c)
     {
@@ -103,27 +103,51 @@ static void run_group(const char *name, const char *model)
     for (int k = 0; k < N_CLIENTS; k++)
         json_decref(lines[k]);
     json_decref(root);
-    system_fini(&s);
+    system_fini(s);
+}
+
+static void recorded(const char *group, const char *model)
+{
+    struct system s;
+    system_init(&s);
+    run_group(&s, CASES, group, model);
 }
 
 Test(conformance, what_can_be_asked_and_what_is_refused)
 {
-    run_group("null", NULL);
+    recorded("null", NULL);
 }
 
 Test(conformance, what_takes_time)
 {
-    run_group("slow", NULL);
+    recorded("slow", NULL);
 }
 
 Test(conformance, a_small_cache)
 {
-    run_group("small", NULL);
+    recorded("small", NULL);
 }
 
 Test(conformance, a_real_model)
 {
     const char *model = default_model();
     if (model)
-        run_group("model", model);
+        recorded("model", model);
+}
+
+Test(conformance, whatever_is_asked_together)
+{
+    for (const char *seed = "123"; *seed; seed++) {
+        char file[80], number[2] = {*seed};
+        struct system s;
+        system_init(&s);
+        struct output o =
+            system_run(&s, NULL, PYTHON, SETTINGS("-B", "tests/conformance/draw.py", number));
+        cr_assert_eq(o.status, 0, "%s", o.err);
+        snprintf(file, sizeof file, "%s/cases.json", s.dir);
+        FILE *f = fopen(file, "we");
+        cr_assert(f && fputs(o.out, f) >= 0 && fclose(f) == 0, "%s", file);
+        output_free(&o);
+        run_group(&s, file, "drawn", NULL);
+    }
 }

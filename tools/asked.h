@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "client/cbclient.h"
-#include "tools/cbctl.h"
+#include "tools/complain.h"
 #include "tools/choices.h"
 #include "tools/prompts.h"
 

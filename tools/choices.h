@@ -12,7 +12,7 @@
 #include <stdint.h>
 
 #include "client/cbclient.h"
-#include "tools/cbctl.h"
+#include "tools/complain.h"
 
 /* A request's fields, and the lists that they point to, which are owned. */
 struct choices {

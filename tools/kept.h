@@ -12,7 +12,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "tools/cbctl.h"
+#include "tools/complain.h"
 
 struct kept {
     const struct cbctl *ctl; /* for complaints */

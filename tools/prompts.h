@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "client/cbclient.h"
-#include "tools/cbctl.h"
+#include "tools/complain.h"
 #include "tools/choices.h"
 
 enum { PROMPT_STOPS_MAX = 16, PROMPT_STOP_IDS_MAX = 64 };

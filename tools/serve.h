@@ -5,7 +5,7 @@
 #ifndef CB_TOOLS_SERVE_H
 #define CB_TOOLS_SERVE_H
 
-#include "tools/cbctl.h"
+#include "tools/complain.h"
 
 enum { SERVE_CONNECTIONS = 32, SERVE_IDLE_S = 5, SERVE_LIFE_S = 20 };
 

@@ -1,6 +1,7 @@
 /* daemon/model/gguf_file.h - what the files behind gguf.h share; nobody else includes it.
  *
- * gguf.c opens and reads header and keys, gguf_tensors.c tensors, gguf_values.c looks keys up. */
+ * gguf.c opens and reads the header, by gguf_cursor.c; gguf_keys.c keys, gguf_tensors.c tensors;
+ * gguf_values.c looks keys up. */
 #ifndef CB_DAEMON_MODEL_GGUF_FILE_H
 #define CB_DAEMON_MODEL_GGUF_FILE_H
 
@@ -66,13 +67,22 @@ static inline uint64_t cursor_left(const struct cursor *c)
     return c->g->bytes - c->at;
 }
 
+/* Makes bytes [0, end) of the file readable, which has as many. */
+int gguf_read_head(struct gguf *g, uint64_t end, char *message);
+
 /* The next n bytes of what is being read, or NULL with the message. `part` is for it. */
 const uint8_t *cursor_take(struct cursor *c, uint64_t n, const char *part);
 int cursor_take_u32(struct cursor *c, uint32_t *v, const char *part);
 int cursor_take_u64(struct cursor *c, uint64_t *v, const char *part);
+int cursor_take_string(struct cursor *c, struct gguf_string *s, const char *part);
 /* Reads the name (GGUF_NAME_MAX + 1 bytes) that a key or tensor begins with; messages use it from
  * here on. */
 int cursor_take_name(struct cursor *c, const char *what, uint64_t idx, char *name);
+
+/* The next key, with its value. */
+int gguf_take_entry(struct cursor *c, uint64_t idx, struct entry *e);
+/* Sorts what was read, by name; refuses a name that occurs twice. */
+int gguf_index_entries(struct gguf *g, char *message);
 
 /* Fills g->tensors with the next n_tensors descriptions; file_off is still the offset in the
  * data. */

@@ -81,43 +81,13 @@ static void release_children(struct request *r)
         release_child(list_entry(r->children.next, struct request, sibling));
 }
 
-/* An active request leaves the list. */
-void scheduler_deactivate(struct scheduler *s, struct request *r)
-{
-    if (s->turn == &r->link)
-        s->turn = r->link.next;
-    list_remove(&r->link);
-    s->n_active--;
-    s->n_starved -= r->starved_tokens != 0;
-}
-
-static void stop_waiting(struct scheduler *s, struct request *r)
-{
-    list_remove(&r->link);
-    s->n_waiting--;
-    policy_unqueue(s->policy, r);
-}
-
-void scheduler_activate(struct scheduler *s, struct request *r, enum request_phase phase,
-                        uint64_t now_ns)
-{
-    if (r->phase == REQUEST_WAITING) {
-        stop_waiting(s, r);
-        list_append(&s->active, &r->link);
-        s->n_active++;
-        if (r->end.started_ns == 0)
-            r->end.started_ns = now_ns;
-    }
-    r->phase = phase;
-}
-
 void scheduler_remove(struct scheduler *s, struct request *r)
 {
     release_children(r);
     if (r->parent)
         release_child(r);
     if (r->phase == REQUEST_WAITING) {
-        stop_waiting(s, r);
+        scheduler_stop_waiting(s, r);
     } else {
         scheduler_deactivate(s, r);
         s->admission_shut = false;

@@ -41,10 +41,11 @@ static inline bool scheduler_shares(const struct scheduler *s, const struct requ
     return !r->is_suspect && r->kv_epoch == s->epoch;
 }
 
-/* scheduler.c: r, if it waits, is active from now on, in that phase; and an active one leaves the
- * list. */
+/* scheduler_lists.c: r, if it waits, is active from now on, in that phase; one that waits, or is active,
+ * leaves its list. */
 void scheduler_activate(struct scheduler *s, struct request *r, enum request_phase phase,
                         uint64_t now_ns);
+void scheduler_stop_waiting(struct scheduler *s, struct request *r);
 void scheduler_deactivate(struct scheduler *s, struct request *r);
 
 /* scheduler_turn.c: one pass over the candidates fills b. The first that found no room, or NULL. */

@@ -1,7 +1,6 @@
 /* daemon/model/gguf_keys.c - the keys of a file: each is read once, then they are sorted by name. */
 #include "daemon/model/gguf_file.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>

@@ -42,7 +42,7 @@ static void count(void *caller)
     atomic_store_explicit(&page->last_caller, (uintptr_t)caller, memory_order_relaxed);
 }
 
-#define CALLER   __builtin_return_address(0)
+#define CALLER __builtin_return_address(0)
 
 void *malloc(size_t bytes)
 {

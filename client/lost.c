@@ -145,7 +145,9 @@ void cb_scan_locked(struct cb_handle *h)
         cb_lane_client_slot(link->lane, slot, &view);
         if (!belongs(h, q, &view))
             continue;
-        if (view.emitted > q->n_seen || view.state >= CB_SLOT_FINISHED)
+        /* Tokens of a request that wants its end only are announced by nobody. */
+        if ((view.emitted > q->n_seen && !(q->flags & CB_FINAL_ONLY)) ||
+            view.state >= CB_SLOT_FINISHED)
             h->wake_missed++;
         if (view.state >= CB_SLOT_FINISHED) {
             cb_end_by_view_locked(h, q, &view);

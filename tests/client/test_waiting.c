@@ -141,6 +141,23 @@ Test(waiting, a_lost_wake_costs_a_look_and_is_counted)
     stop(p);
 }
 
+Test(waiting, tokens_of_a_request_that_wants_its_end_only_are_not_missed)
+{
+    struct pair p = start_plain();
+    struct cb_info info;
+    struct cb_event e;
+    fake_hold(p.f, true);
+    uint64_t id = submit(p.h, 5, 10, CB_FINAL_ONLY);
+    fake_step(p.f, 3);
+    cr_assert_eq(cb_wait(p.h, id, &e, 1500), CB_TIMEOUT);
+    fake_hold(p.f, false);
+    cr_assert_eq(cb_wait(p.h, id, &e, HANG_MS), 1);
+    cr_assert(e.type == CB_EVENT_END && e.n_ids == 10);
+    cb_info(p.h, &info);
+    cr_assert_eq(info.wake_missed, 0);
+    stop(p);
+}
+
 Test(waiting, a_notice_does_not_keep_anyone_awake)
 {
     struct pair p = start_plain();

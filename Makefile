@@ -97,7 +97,7 @@ PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbct
 SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
-.PHONY: all audit timing deps explore model demo check test bench bench-zoo bench-peers figures asan tsan fuzz fuzz-afl soak-fuzz soak soak-null soak-kills soak-crashes format lint install uninstall help clean \
+.PHONY: all audit timing deps explore model demo check test bench bench-zoo bench-peers figures asan tsan fuzz fuzz-afl soak-fuzz soak soak-simulate soak-null soak-kills soak-clients soak-crashes soak-instructions format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -290,8 +290,11 @@ soak-fuzz: ## Every fuzz target and AFL++ for ten minutes each
 	@$(MAKE) --no-print-directory FUZZ_SECONDS=600 fuzz
 	@$(MAKE) --no-print-directory FUZZ_SECONDS=600 fuzz-afl
 
+SOAK_SECONDS ?= 7200
+soak: all tests ## For SOAK_SECONDS (two hours) clients connect, submit, cancel, stop, die, and daemons do: nothing leaks, nobody hangs
+	CB_SOAK_SECONDS=$(SOAK_SECONDS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'unrest/everything*'
 SOAK_SEEDS ?= 0-9999
-soak: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEEDS (0-9999); VARIANT=asan works too
+soak-simulate: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEEDS (0-9999); VARIANT=asan works too
 	$(BUILD)/tests/simulate --seeds $(SOAK_SEEDS)
 
 SOAK_REQUESTS ?= 1000000
@@ -302,8 +305,15 @@ SOAK_KILLS ?= 1000
 soak-kills: all $(BUILD)/tests/test_system ## Kill the daemon SOAK_KILLS (1000) times under clients whose requests go on: every stream whole
 	CB_KILLS=$(SOAK_KILLS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'kills/*'
 
+SOAK_CLIENTS ?= 10000
+soak-clients: all $(BUILD)/tests/test_system ## Kill SOAK_CLIENTS (10000) clients under load, and let others stand still
+	CB_CLIENT_KILLS=$(SOAK_CLIENTS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'unrest/clients*'
+
 soak-crashes: all tests ## Clients and daemons die behind each of their stores to a lane in turn
 	CB_CRASH_ALL=1 CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --jobs 2 --filter 'crashes/*'
+
+soak-instructions: all tests ## A client is killed before each instruction of submit, poll, cancel, release and close
+	CB_EVERY_INSTRUCTION=1 CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'torture/*instruction'
 
 # ---- the rest ----------------------------------------------------------------------------------------
 
@@ -327,4 +337,4 @@ clean: ## Remove what was built; keeps the model
 distclean: ## Remove everything built or fetched
 	rm -rf obj build
 help: ## This text
-	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' Makefile

@@ -28,26 +28,37 @@ void crowd_fini(struct crowd *c)
     munmap(c->shared, sizeof *c->shared);
 }
 
-uint32_t crowd_add_as(struct crowd *c, uid_t uid, crowd_fn *fn, void *arg)
+static pid_t start(struct crowd *c, uint32_t i, uid_t uid, crowd_fn *fn, void *arg)
 {
-    cr_assert_lt(c->n, CROWD_MAX);
     pid_t pid = fork();
     if (pid == 0) {
         if (uid != geteuid() && (setgroups(0, NULL) || setgid(uid) || setuid(uid)))
             crowd_fail(c, "can't become uid %u", (unsigned)uid);
         prctl(PR_SET_PDEATHSIG, SIGKILL); /* to change the user undoes it */
-        fn(c, c->n, arg);
+        fn(c, i, arg);
         crowd_move(c);
         _exit(0);
     }
     cr_assert_gt(pid, 0);
-    c->pids[c->n] = pid;
+    return pid;
+}
+
+uint32_t crowd_add_as(struct crowd *c, uid_t uid, crowd_fn *fn, void *arg)
+{
+    cr_assert_lt(c->n, CROWD_MAX);
+    c->pids[c->n] = start(c, c->n, uid, fn, arg);
     return c->n++;
 }
 
 uint32_t crowd_add(struct crowd *c, crowd_fn *fn, void *arg)
 {
     return crowd_add_as(c, geteuid(), fn, arg);
+}
+
+void crowd_again(struct crowd *c, uint32_t i, crowd_fn *fn, void *arg)
+{
+    cr_assert(i < c->n && c->pids[i] == 0);
+    c->pids[i] = start(c, i, geteuid(), fn, arg);
 }
 
 /* Fails the test if a member failed, or if nobody moved for long. */

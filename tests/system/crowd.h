@@ -38,6 +38,8 @@ void crowd_fini(struct crowd *c);
 /* Adds a process; uid: whom it becomes first. Its number. */
 uint32_t crowd_add_as(struct crowd *c, uid_t uid, crowd_fn *fn, void *arg);
 uint32_t crowd_add(struct crowd *c, crowd_fn *fn, void *arg);
+/* In the place of one that was killed. */
+void crowd_again(struct crowd *c, uint32_t i, crowd_fn *fn, void *arg);
 /* Waits until n_there has this value. */
 void crowd_await(struct crowd *c, uint32_t n_there);
 /* A signal to a member; after SIGKILL it is reaped and no more waited for. */

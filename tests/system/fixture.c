@@ -330,6 +330,22 @@ void system_signal(struct system *s, int signal)
     kill(s->pid, signal);
 }
 
+/* The new one is nobody's child until it is ours. */
+void system_upgrade(struct system *s, const char *const *words)
+{
+    pid_t old = s->pid;
+    prctl(PR_SET_CHILD_SUBREAPER, 1);
+    struct output o = system_run(s, NULL, "cbctl", words);
+    cr_assert_eq(o.status, 0, "%s", o.err);
+    cr_assert_eq(system_wait(s), 0);
+    json_t *answer = json_loads(o.out, 0, NULL);
+    cr_assert_eq(json_integer_value(json_object_get(answer, "was")), old);
+    s->pid = (pid_t)json_integer_value(json_object_get(answer, "pid"));
+    cr_assert(s->pid > 0 && s->pid != old);
+    json_decref(answer);
+    output_free(&o);
+}
+
 /* ---- as a client ----------------------------------------------------------------------------- */
 
 int system_try_open(const struct system *s, struct cb_options *options, struct cb_handle **hp)

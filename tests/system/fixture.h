@@ -58,6 +58,8 @@ void system_start(struct system *s, const char *const *settings);
 /* Waits for its end: the exit status, or minus the signal. Fails if it takes HANG_MS. */
 int system_wait(struct system *s);
 void system_signal(struct system *s, int signal);
+/* Replaces it by `cbctl WORDS`, an upgrade --json, and waits for its end. */
+void system_upgrade(struct system *s, const char *const *words);
 /* What it wrote to stderr so far; the caller's to free. */
 char *system_log(const struct system *s);
 void system_expect_log(const struct system *s, const char *part);

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "tests/system/stream.h"
@@ -601,27 +600,6 @@ Test(resume, a_command_that_was_told_to)
     system_fini(&s);
 }
 
-/* The new one is nobody's child until it is ours. */
-static void upgrade(struct system *s, const char *const *words, bool comes)
-{
-    prctl(PR_SET_CHILD_SUBREAPER, 1);
-    pid_t old = s->pid;
-    struct output o = system_run(s, NULL, "cbctl", words);
-    if (!comes) {
-        cr_assert_eq(o.status, 1);
-        output_free(&o);
-        return;
-    }
-    cr_assert_eq(o.status, 0, "%s", o.err);
-    cr_assert_eq(system_wait(s), 0);
-    json_t *answer = json_loads(o.out, 0, NULL);
-    cr_assert_eq(json_integer_value(json_object_get(answer, "was")), old);
-    s->pid = (pid_t)json_integer_value(json_object_get(answer, "pid"));
-    cr_assert(s->pid > 0 && s->pid != old);
-    json_decref(answer);
-    output_free(&o);
-}
-
 /* Under load, several times: the socket is never without a daemon, and no stream shows a seam. */
 Test(resume, upgrades_are_seen_by_nobody)
 {
@@ -638,7 +616,7 @@ Test(resume, upgrades_are_seen_by_nobody)
     crowd_await(&c, 4);
     /* An even number: every other one can't have the plain name in /dev/shm, which is in use. */
     for (int k = 0; k < 4; k++) {
-        upgrade(&s, SETTINGS("-i", s.instance, "upgrade", "--json"), true);
+        system_upgrade(&s, SETTINGS("-i", s.instance, "upgrade", "--json"));
         cb_options_init(&options);
         cb_close(system_open(&s, &options));
     }
@@ -649,6 +627,13 @@ Test(resume, upgrades_are_seen_by_nobody)
     system_fini(&s);
 }
 
+static void failed_upgrade(const struct system *s, const char *const *words)
+{
+    struct output o = system_run(s, NULL, "cbctl", words);
+    cr_assert_eq(o.status, 1);
+    output_free(&o);
+}
+
 Test(resume, an_upgrade_that_fails_changes_nothing)
 {
     static struct one o;
@@ -656,11 +641,10 @@ Test(resume, an_upgrade_that_fails_changes_nothing)
     one_open(&o, DAEMON, NULL);
     one_submit(&o, &r);
     one_read(&o, 20);
-    upgrade(&o.s,
-            SETTINGS("-i", o.s.instance, "upgrade", "--json", "--", "--model", "/nowhere.gguf"),
-            false);
-    upgrade(&o.s, SETTINGS("-i", o.s.instance, "upgrade", "--program", "/bin/false"), false);
-    upgrade(&o.s, SETTINGS("-i", o.s.instance, "upgrade", "--program", "/nowhere"), false);
+    failed_upgrade(
+        &o.s, SETTINGS("-i", o.s.instance, "upgrade", "--json", "--", "--model", "/nowhere.gguf"));
+    failed_upgrade(&o.s, SETTINGS("-i", o.s.instance, "upgrade", "--program", "/bin/false"));
+    failed_upgrade(&o.s, SETTINGS("-i", o.s.instance, "upgrade", "--program", "/nowhere"));
     cb_close(system_open(&o.s, NULL));
     one_read(&o, 0);
     cr_assert(o.last.end == CB_END_LENGTH && o.n == 3000 && n_reconnects(&o) == 0);

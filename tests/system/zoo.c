@@ -9,7 +9,7 @@ const struct zoo_cell zoo_elsewhere[] = {
     {"staging: write and punch while it is read", "weights: what_is_sent_wrongly_is_refused"},
     {"descriptor of a FUSE file", "any descriptor is refused, before the kernel looks what it is"},
     {"kill at each step of the handshake", "death: at_each_step_of_the_handshake"},
-    {"exit between any two stores", "crashes; torture: killed_between_any_two_instructions"},
+    {"exit between any two stores", "crashes; torture: killed_at_any_instruction"},
     {"SIGSTOP; read nothing", "death: one_stands_still_for_a_while, who_never_reads_..."},
     {"drain, stop, load weights without authority", "users: commands_that_touch_others"},
     {"pass socket to another uid", "the uid that counts is the one at connect; users"},

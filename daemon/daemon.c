@@ -449,7 +449,8 @@ void daemon_turn(struct daemon *d)
         d->is_populated = engine_populate_some(d->engine, POPULATE_BYTES) != ENGINE_MORE;
         return;
     }
-    if (!sleep_is_early(d))
+    /* Credit that came back since intake looked may be what a lane waits for, and nobody rings. */
+    if (!d->clients->has_credit && !sleep_is_early(d))
         sleep_until_something(d);
 }
 

@@ -12,3 +12,9 @@ Test(explore, every_case_holds, .timeout = 300)
     snprintf(command, sizeof command, "%s/tests/explore >&2", build ? build : "build");
     cr_assert_eq(system(command), 0, "a case fails; run %s for which", command);
 }
+
+/* The protocols as models, each in its first form; make promela checks the others, and mutants. */
+Test(promela, every_model_holds, .timeout = 600)
+{
+    cr_assert_eq(system("tests/promela/run.sh -s >&2"), 0, "a model fails; run make promela");
+}

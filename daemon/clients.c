@@ -60,11 +60,10 @@ static void pid_ready(struct loop_watch *w, uint32_t events)
 static void sock_rung(struct loop_watch *w, int result)
 {
     struct client *cl = list_entry(w, struct client, sock);
-    cl->is_ringing = false;
-    if (result == 0 && cl->lane) {
-        cb_lane_answered(cl->lane);
+    if (result == 0)
         cb_stats_add(cl->clients->config.stats, CB_STAT_bells_sent, 1);
-    }
+    else if (cl->lane)
+        cb_lane_unanswered(cl->lane);
 }
 
 int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
@@ -287,10 +286,11 @@ static cb_atomic32 *lane_bell(struct client *cl)
 static void lane_ring(struct clients *c, struct client *cl)
 {
     if (cl->wake == CB_WAKE_SOCKET) {
-        if (!cl->is_ringing && cl->sock.is_active) {
-            cl->is_ringing = true;
-            loop_ring(c->config.loop, &cl->sock);
-        }
+        if (!cl->sock.is_active)
+            return;
+        /* Now, not once it is known to be sent: by then the client may sleep anew. */
+        cb_lane_answered(cl->lane);
+        loop_ring(c->config.loop, &cl->sock);
         return;
     }
     bells_add(&c->bells, lane_bell(cl));

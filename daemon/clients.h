@@ -83,10 +83,9 @@ struct client {
     uint32_t wake;     /* enum cb_wake                         */
     uint64_t features; /* agreed: of what shm/control.h offers */
     uint32_t n_running;
-    uint64_t bytes;  /* charged */
-    bool waits;      /* cb_lane_wait was called: for credit outside the lane */
-    bool is_paused;  /* its requests are not run: its own wish */
-    bool is_ringing; /* a socket bell is on its way */
+    uint64_t bytes; /* charged */
+    bool waits;     /* cb_lane_wait was called: for credit outside the lane */
+    bool is_paused; /* its requests are not run: its own wish */
 
     void *reply;      /* control's: the answer being sent */
     struct list link; /* of the quota's live clients, else of the free ones */

@@ -341,8 +341,9 @@ static void look_after_status(struct daemon *d)
                              "nothing until a restart; all else goes on");
 }
 
-/* Publishes what the engine counted since the last turn; notes whether anything moved. */
-static void count(struct daemon *d)
+/* Publishes what the engine counted since the last turn, which began then; notes whether anything
+ * moved. */
+static void count(struct daemon *d, uint64_t begun_ns)
 {
     struct engine_stats now;
     struct cb_stats_page *page = d->config.stats;
@@ -371,8 +372,10 @@ static void count(struct daemon *d)
     cb_stats_set(page, CB_STAT_blocks_cached, now.n_cached_blocks);
     cb_stats_set(page, CB_STAT_requests_paused, d->clients->n_paused);
     bool has_work = should_move(d, &now);
-    if (now.n_steps != d->seen.n_steps || !has_work)
+    if (now.n_steps != d->seen.n_steps)
         d->progress_ns = clock_now(d->config.clock);
+    else if (!has_work)
+        d->progress_ns = begun_ns;
     if (has_work && d->watchdog.at_ns == 0)
         loop_timer_set(d->config.loop, &d->watchdog,
                        d->progress_ns + d->config.settings->watchdog_ms * MS);
@@ -386,7 +389,8 @@ void daemon_weights_changed(struct daemon *d)
     const struct model_info *info = model_info(d->config.model);
     memcpy(d->clients->config.fingerprint, info->fingerprint, sizeof info->fingerprint);
     cb_stats_set_fingerprint(d->config.stats, info->fingerprint);
-    count(d); /* requests may have ended: the sums that STATUS shows hold now, not a turn later */
+    /* Requests may have ended: the sums that STATUS shows hold now, not a turn later. */
+    count(d, clock_now(d->config.clock));
     d->clients->config.weight_epoch = d->seen.weight_epoch;
     clients_notice(d->clients, CB_NOTICE_WEIGHTS, d->seen.weight_epoch & 1);
 }
@@ -416,7 +420,11 @@ void daemon_turn(struct daemon *d)
     uint64_t begun_ns = clock_now(d->config.clock);
     struct engine_stats before = d->seen;
     control_begin_turn(d->control);
-    (void)loop_serve(d->config.loop);
+    /* Who has just rung waits. His bell's record is no part of that: it is read when he is served. */
+    bool was_woken = d->is_woken;
+    if (!was_woken)
+        (void)loop_serve(d->config.loop);
+    d->is_woken = false;
     if (d->state == DAEMON_STOPPED)
         return;
     pauses_settle(&d->pauses);
@@ -424,10 +432,11 @@ void daemon_turn(struct daemon *d)
     bool more = intake_drain(d->intake);
     int r = engine_step(d->engine);
     deliver_flush(&d->deliver);
-    count(d);
-    uint64_t turn_ns = clock_now(d->config.clock) - begun_ns;
+    count(d, begun_ns);
+    bool works = r != ENGINE_IDLE || more;
+    uint64_t turn_ns = works ? clock_now(d->config.clock) - begun_ns : 0;
     bool loads = loading_turn(d);
-    if (r != ENGINE_IDLE || more) {
+    if (works) {
         d->step_us += ((double)turn_ns / 1000 - d->step_us) / 16;
         d->idle_since_ns = 0;
         d->worked_ns = begun_ns + turn_ns;
@@ -438,19 +447,19 @@ void daemon_turn(struct daemon *d)
         }
         return;
     }
-    if (loads)
+    if (loads || was_woken)
         return;
     if (d->state == DAEMON_DRAINING && d->seen.n_active + d->seen.n_waiting == 0) {
         daemon_stop(d);
         return;
     }
     /* A block takes milliseconds. Who sends one request after the other would wait for one each. */
-    if (!d->is_populated && clock_now(d->config.clock) - d->worked_ns >= SLEEP_QUIET_NS) {
+    if (!d->is_populated && begun_ns - d->worked_ns >= SLEEP_QUIET_NS) {
         d->is_populated = engine_populate_some(d->engine, POPULATE_BYTES) != ENGINE_MORE;
         return;
     }
     /* Credit that came back since intake looked may be what a lane waits for, and nobody rings. */
-    if (!d->clients->has_credit && !sleep_is_early(d))
+    if (!d->clients->has_credit && !sleep_is_early(d, begun_ns))
         sleep_until_something(d);
 }
 

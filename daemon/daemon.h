@@ -67,6 +67,7 @@ struct daemon {
     bool is_status_lost;      /* somebody cut the STATUS page short, which was said */
     bool is_populated;        /* every cache block has memory */
     bool may_spin;            /* there are cores to spin on   */
+    bool is_woken;            /* what ended the sleep is seen to in the turn after this one */
 };
 
 /* What the settings depend on, as far as the model tells (NULL: it is not open yet). */

@@ -178,20 +178,26 @@ struct engine_sink deliver_sink(struct deliver *d)
 void deliver_flush(struct deliver *d)
 {
     struct list *l, *after, *k, *behind;
-    uint64_t begun_ns = clock_now(d->clock);
+    uint64_t begun_ns = 0;
+    d->flush_ns = 0;
     list_for_each (l, after, &d->clients->quotas->used) {
         struct quota *q = list_entry(l, struct quota, link);
         list_for_each (k, behind, &q->live) {
             struct client *cl = list_entry(k, struct client, link);
             if (cl->n_running == 0) /* nothing to keep from running, but somebody may wait for it */
                 look_pause(d, cl);
-            if (cb_lane_dirty(cl->lane) || lane_memory_is_broken(&cl->memory))
-                clients_flush(d->clients, cl);
+            if (!cb_lane_dirty(cl->lane) && !lane_memory_is_broken(&cl->memory))
+                continue;
+            if (begun_ns == 0)
+                begun_ns = clock_now(d->clock);
+            clients_flush(d->clients, cl);
         }
     }
     loop_ring_flush(d->clients->config.loop);
     bells_ring(&d->clients->bells);
     flush_gaps(d);
+    if (begun_ns == 0)
+        return;
     d->flush_ns = clock_now(d->clock) - begun_ns;
     d->ring_us += ((double)d->flush_ns / 1000 - d->ring_us) / 16;
     cb_stats_set(d->stats, CB_STAT_ring_us_per_step, (uint64_t)d->ring_us);

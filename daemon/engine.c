@@ -208,13 +208,18 @@ static bool take_given(const struct engine *e, struct request *r, const struct r
     return true;
 }
 
+static uint64_t came_ns(const struct engine *e, const struct request_spec *spec)
+{
+    return spec->now_ns ? spec->now_ns : clock_now(e->clock);
+}
+
 /* Takes one from the pool, where there is one. NULL: it would have ended before. */
 static struct request *accept(struct engine *e, const struct request_spec *spec,
                               struct request *parent)
 {
     const struct request_vocab vocab = {
         .n_vocab = e->info->n_vocab, .eos = e->info->eos, .n_eos = e->info->n_eos};
-    struct request *r = requests_take(e->requests, spec, &vocab, clock_now(e->clock));
+    struct request *r = requests_take(e->requests, spec, &vocab, came_ns(e, spec));
     if (!take_given(e, r, spec)) {
         requests_release(e->requests, r);
         return NULL;
@@ -278,7 +283,7 @@ void engine_forecast(struct engine *e, const struct request_spec *spec, struct e
                                         .priority = spec->priority,
                                         .n_prompt = n_ids - find_tokens(e, spec),
                                         .limit = spec->max_new_tokens - spec->n_given};
-    scheduler_forecast(e->scheduler, &wish, clock_now(e->clock), &forecast);
+    scheduler_forecast(e->scheduler, &wish, came_ns(e, spec), &forecast);
     bool is_paused = spec->paused && *spec->paused; /* for how long, nobody knows */
     *f = (struct engine_forecast){.is_known = forecast.is_known && !is_paused,
                                   .start_ns = forecast.start_ns,
@@ -333,12 +338,15 @@ static void prepare_blocks(struct engine *e)
 }
 
 /* Plans and submits: 0, or ENGINE_IDLE if there is nothing to submit. Its result, or its failure,
- * is for `advance` to see. */
-static int launch(struct engine *e)
+ * is for `advance` to see. now_ns: or a little earlier. */
+static int launch(struct engine *e, uint64_t now_ns)
 {
     struct request *stuck = NULL;
     batch_clear(e->batch);
-    int r = scheduler_plan(e->scheduler, e->batch, clock_now(e->clock), &stuck);
+    if (list_is_empty(scheduler_active(e->scheduler)) &&
+        list_is_empty(scheduler_waiting(e->scheduler)))
+        return ENGINE_IDLE;
+    int r = scheduler_plan(e->scheduler, e->batch, now_ns, &stuck);
     if (r == SCHEDULER_STUCK)
         engine_decide(e, stuck, FINISH_ERROR, CB_INTERNAL);
     prepare_blocks(e);
@@ -377,7 +385,7 @@ uint64_t engine_next_ns(const struct engine *e)
     return e->next_deadline_ns;
 }
 
-static int step(struct engine *e)
+static int step(struct engine *e, uint64_t now_ns)
 {
     bool was_in_flight = e->in_flight;
     if (is_running(e))
@@ -385,7 +393,7 @@ static int step(struct engine *e)
     engine_look(e);
     bool any_ended = engine_end_decided(e);
     engine_audit(e);
-    bool launched = !e->is_paused && launch(e) == 0;
+    bool launched = !e->is_paused && launch(e, now_ns) == 0;
     if (is_running(e))
         return ENGINE_RUNNING;
     any_ended |= engine_end_decided(e);
@@ -396,7 +404,10 @@ int engine_step(struct engine *e)
 {
     uint64_t begin_ns = clock_now(e->clock), model_ns = e->stats.model_ns;
     uint64_t on_device_ns = e->in_flight ? begin_ns - e->submit_ns : 0;
-    int r = step(e);
+    int r = step(e, begin_ns);
+    if (r ==
+        ENGINE_IDLE) /* as most turns of a loop that spins: a clock costs as much as all the rest */
+        return r;
     uint64_t took_ns = clock_now(e->clock) - begin_ns;
     uint64_t in_model_ns = e->stats.model_ns - model_ns;
     in_model_ns -= in_model_ns < on_device_ns ? in_model_ns : on_device_ns;

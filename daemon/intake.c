@@ -253,6 +253,7 @@ static int submit(struct intake *i, struct client *cl, const struct cb_request_e
         .on_new_weights =
             (enum on_new_weights)((entry->flags & CB_FLAG_ON_WEIGHTS) >> CB_FLAG_ON_WEIGHTS_SHIFT),
         .paused = &cl->is_paused,
+        .now_ns = now,
         .child_idx = i->parsed.has_resume ? i->parsed.resume.child_idx : entry->child_idx,
     };
     struct cb_lane_forecast told;

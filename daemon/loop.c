@@ -189,22 +189,33 @@ static void timers_serve(struct loop *l)
     }
 }
 
-int loop_sleep(struct loop *l, uint64_t max_ns)
+/* How long it is until the first timer is due. */
+static uint64_t timers_left_ns(const struct loop *l)
 {
-    l->n_called = 0;
-    if (max_ns && !list_is_empty(&l->timers)) {
-        uint64_t at = list_entry(l->timers.next, struct loop_timer, link)->at_ns;
-        uint64_t now = clock_now(l->clock);
-        uint64_t left = at > now ? at - now : 0;
-        if (left < max_ns)
-            max_ns = left;
-    }
-    l->ops->wait(l, max_ns);
-    timers_serve(l);
-    return (int)l->n_called;
+    if (list_is_empty(&l->timers))
+        return LOOP_FOREVER;
+    uint64_t at = list_entry(l->timers.next, struct loop_timer, link)->at_ns;
+    uint64_t now = clock_now(l->clock);
+    return at > now ? at - now : 0;
+}
+
+bool loop_wait(struct loop *l, uint64_t max_ns)
+{
+    uint64_t left_ns = timers_left_ns(l);
+    if (left_ns == 0)
+        return true;
+    return l->ops->wait(l, left_ns < max_ns ? left_ns : max_ns) || timers_left_ns(l) == 0;
 }
 
 int loop_serve(struct loop *l)
 {
-    return loop_sleep(l, 0);
+    l->n_called = 0;
+    l->ops->tell(l);
+    timers_serve(l);
+    return (int)l->n_called;
+}
+
+int loop_sleep(struct loop *l, uint64_t max_ns)
+{
+    return loop_wait(l, max_ns) ? loop_serve(l) : 0;
 }

@@ -75,5 +75,7 @@ void loop_ring_flush(struct loop *l);
 int loop_serve(struct loop *l);
 /* The same, but waits for the first one, at most max_ns. */
 int loop_sleep(struct loop *l, uint64_t max_ns);
+/* Only waits. True: there is something for the next loop_serve. */
+bool loop_wait(struct loop *l, uint64_t max_ns);
 
 #endif

@@ -16,8 +16,10 @@ struct loop_ops {
     /* Slot idx was filled, or its watch's events changed. */
     int (*arm)(struct loop *l, uint32_t idx, bool is_new);
     void (*disarm)(struct loop *l, uint32_t idx); /* about to be emptied */
-    /* Waits at most timeout_ns for the first ready slot and calls loop_ready for all that are. */
-    void (*wait)(struct loop *l, uint64_t timeout_ns);
+    /* Waits at most timeout_ns for the first ready slot, and calls nothing. True: there is one. */
+    bool (*wait)(struct loop *l, uint64_t timeout_ns);
+    /* Calls loop_ready for all that are ready, those that a wait found first of all. */
+    void (*tell)(struct loop *l);
     /* Rings the sockets of these slots and calls loop_rung for each. */
     void (*ring)(struct loop *l, const uint32_t *idxs, uint32_t n);
 };

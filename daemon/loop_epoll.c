@@ -12,7 +12,8 @@
 
 struct loop_epoll {
     struct loop base;
-    int fd;
+    int fd, n_ready;
+    struct epoll_event ready[EVENTS_MAX]; /* that a wait found, and nobody was told of */
 };
 
 static void epoll_free(struct loop *l)
@@ -40,22 +41,33 @@ static void epoll_disarm(struct loop *l, uint32_t idx)
     (void)epoll_ctl(e->fd, EPOLL_CTL_DEL, l->slots[idx].watch->fd, NULL);
 }
 
-static void epoll_wait_ready(struct loop *l, uint64_t timeout_ns)
+static bool epoll_wait_ready(struct loop *l, uint64_t timeout_ns)
 {
     struct loop_epoll *e = (struct loop_epoll *)l;
-    struct epoll_event events[EVENTS_MAX];
     struct timespec ts = {.tv_sec = (time_t)(timeout_ns / 1000000000u),
                           .tv_nsec = (long)(timeout_ns % 1000000000u)};
-    int n = epoll_pwait2(e->fd, events, EVENTS_MAX, timeout_ns == LOOP_FOREVER ? NULL : &ts, NULL);
+    int n =
+        epoll_pwait2(e->fd, e->ready, EVENTS_MAX, timeout_ns == LOOP_FOREVER ? NULL : &ts, NULL);
     /* Before 5.11, or a filter of system calls that does not know it: whole milliseconds, rounded
      * up. */
     if (n < 0 && (errno == ENOSYS || errno == EPERM)) {
         uint64_t ms = timeout_ns / 1000000u + (timeout_ns % 1000000u != 0);
-        n = epoll_wait(e->fd, events, EVENTS_MAX, ms > 3600000u ? 3600000 : (int)ms);
+        n = epoll_wait(e->fd, e->ready, EVENTS_MAX, ms > 3600000u ? 3600000 : (int)ms);
     }
+    e->n_ready = n > 0 ? n : 0;
+    return n > 0;
+}
+
+static void epoll_tell(struct loop *l)
+{
+    struct loop_epoll *e = (struct loop_epoll *)l;
+    if (e->n_ready == 0)
+        (void)epoll_wait_ready(l, 0);
+    int n = e->n_ready;
+    e->n_ready = 0;
     for (int i = 0; i < n; i++) {
-        uint32_t got = events[i].events;
-        loop_ready(l, (uint32_t)events[i].data.u64, (uint32_t)(events[i].data.u64 >> 32),
+        uint32_t got = e->ready[i].events;
+        loop_ready(l, (uint32_t)e->ready[i].data.u64, (uint32_t)(e->ready[i].data.u64 >> 32),
                    (got & EPOLLIN ? (uint32_t)LOOP_READ : 0u) |
                        (got & EPOLLOUT ? (uint32_t)LOOP_WRITE : 0u) |
                        (got & (EPOLLHUP | EPOLLERR | EPOLLRDHUP) ? (uint32_t)LOOP_HUP : 0u));
@@ -76,6 +88,7 @@ static const struct loop_ops epoll_ops = {
     .arm = epoll_arm,
     .disarm = epoll_disarm,
     .wait = epoll_wait_ready,
+    .tell = epoll_tell,
     .ring = epoll_ring,
 };
 

@@ -1,4 +1,4 @@
-/* The world acts only inside wait, which is where a real daemon can be overtaken without noticing:
+/* The world acts only inside wait and tell, which is where a real daemon can be overtaken without noticing:
  * all else it does is one thread's work on its own state and on shared words, whose races are the
  * business of the memory model's explorer. */
 #include <errno.h>
@@ -21,6 +21,12 @@ struct loop_sim {
     uint64_t random;
     struct pollfd *fds; /* [n_slots] scratch */
     uint32_t *idxs, *gens;
+    uint32_t n_ready; /* of these, that a sleep found and nobody was told of */
+    struct sim_rung { /* bells that nobody was told of, either */
+        uint32_t idx, gen;
+        int result;
+    } * rung; /* [n_slots] */
+    uint32_t n_rung;
 };
 
 static uint32_t draw(struct loop_sim *s, uint32_t n)
@@ -36,6 +42,7 @@ static void sim_free(struct loop *l)
     free(s->fds);
     free(s->idxs);
     free(s->gens);
+    free(s->rung);
     free(s);
 }
 
@@ -99,18 +106,15 @@ static void tell(struct loop_sim *s, uint32_t n, bool all)
     }
 }
 
-static void sim_sleep(struct loop_sim *s, uint64_t timeout_ns)
+static bool sim_wait(struct loop *l, uint64_t timeout_ns)
 {
+    struct loop_sim *s = (struct loop_sim *)l;
     uint64_t end_ns =
         timeout_ns > LOOP_FOREVER - s->time->now_ns ? LOOP_FOREVER : s->time->now_ns + timeout_ns;
     for (uint32_t i = 0;; i++) {
-        uint32_t n = poll_all(s);
-        if (n) {
-            tell(s, n, true);
-            return;
-        }
-        if (i >= ACTS_IN_SLEEP)
-            return;
+        s->n_ready = poll_all(s);
+        if (s->n_ready || i >= ACTS_IN_SLEEP)
+            return s->n_ready > 0;
         if (s->world.act(s->world.ctx)) {
             s->time->now_ns += draw(s, TURN_NS_MOST);
             continue;
@@ -118,18 +122,22 @@ static void sim_sleep(struct loop_sim *s, uint64_t timeout_ns)
         uint64_t next_ns = s->world.next_ns(s->world.ctx);
         uint64_t at_ns = next_ns < end_ns ? next_ns : end_ns;
         if (at_ns == LOOP_FOREVER || at_ns <= s->time->now_ns)
-            return;
+            return false;
         s->time->now_ns = at_ns;
         if (at_ns == end_ns)
-            return;
+            return false;
     }
 }
 
-static void sim_wait(struct loop *l, uint64_t timeout_ns)
+static void sim_tell(struct loop *l)
 {
     struct loop_sim *s = (struct loop_sim *)l;
-    if (timeout_ns) {
-        sim_sleep(s, timeout_ns);
+    uint32_t n_ready = s->n_ready, n_rung = s->n_rung;
+    s->n_ready = s->n_rung = 0;
+    for (uint32_t i = 0; i < n_rung; i++)
+        loop_rung(l, s->rung[i].idx, s->rung[i].gen, s->rung[i].result);
+    if (n_ready) {
+        tell(s, n_ready, true);
         return;
     }
     s->time->now_ns += 1 + draw(s, TURN_NS_MOST);
@@ -140,9 +148,12 @@ static void sim_wait(struct loop *l, uint64_t timeout_ns)
 
 static void sim_ring(struct loop *l, const uint32_t *idxs, uint32_t n)
 {
-    for (uint32_t i = 0; i < n; i++)
-        loop_rung(l, idxs[i], l->slots[idxs[i]].gen,
-                  cb_doorbell_send(l->slots[idxs[i]].watch->fd, CB_RECORD_BELL));
+    struct loop_sim *s = (struct loop_sim *)l;
+    for (uint32_t i = 0; i < n; i++) {
+        int result = cb_doorbell_send(l->slots[idxs[i]].watch->fd, CB_RECORD_BELL);
+        if (s->n_rung < l->n_slots)
+            s->rung[s->n_rung++] = (struct sim_rung){idxs[i], l->slots[idxs[i]].gen, result};
+    }
 }
 
 static const struct loop_ops sim_ops = {
@@ -151,6 +162,7 @@ static const struct loop_ops sim_ops = {
     .arm = sim_arm,
     .disarm = sim_disarm,
     .wait = sim_wait,
+    .tell = sim_tell,
     .ring = sim_ring,
 };
 
@@ -167,12 +179,15 @@ int loop_sim_new(struct loop **loopp, uint32_t n_watches, struct virtual_clock *
     s->fds = calloc(n_watches, sizeof *s->fds);
     s->idxs = calloc(n_watches, sizeof *s->idxs);
     s->gens = calloc(n_watches, sizeof *s->gens);
-    int r = s->fds && s->idxs && s->gens ? loop_init(&s->base, &sim_ops, n_watches, clock, log)
-                                         : -ENOMEM;
+    s->rung = calloc(n_watches, sizeof *s->rung);
+    int r = s->fds && s->idxs && s->gens && s->rung
+                ? loop_init(&s->base, &sim_ops, n_watches, clock, log)
+                : -ENOMEM;
     if (r) {
         free(s->fds);
         free(s->idxs);
         free(s->gens);
+        free(s->rung);
         free(s);
         return r;
     }

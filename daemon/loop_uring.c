@@ -190,20 +190,25 @@ static void uring_reap(struct loop_uring *u)
     }
 }
 
-static void uring_wait(struct loop *l, uint64_t timeout_ns)
+static bool uring_wait(struct loop *l, uint64_t timeout_ns)
 {
     struct loop_uring *u = (struct loop_uring *)l;
     struct io_uring_cqe *cqe;
     struct __kernel_timespec ts = {.tv_sec = (long long)(timeout_ns / 1000000000u),
                                    .tv_nsec = (long long)(timeout_ns % 1000000000u)};
     uring_arm_all(u);
-    if (timeout_ns == 0) {
-        if (io_uring_sq_ready(&u->ring))
-            (void)io_uring_submit(&u->ring);
-    } else if (io_uring_cq_ready(&u->ring) == 0) {
+    if (io_uring_cq_ready(&u->ring) == 0)
         (void)io_uring_submit_and_wait_timeout(&u->ring, &cqe, 1,
                                                timeout_ns == LOOP_FOREVER ? NULL : &ts, NULL);
-    }
+    return io_uring_cq_ready(&u->ring) > 0;
+}
+
+static void uring_tell(struct loop *l)
+{
+    struct loop_uring *u = (struct loop_uring *)l;
+    uring_arm_all(u);
+    if (io_uring_sq_ready(&u->ring))
+        (void)io_uring_submit(&u->ring);
     uring_reap(u);
 }
 
@@ -232,6 +237,7 @@ static const struct loop_ops uring_ops = {
     .arm = uring_arm,
     .disarm = uring_disarm,
     .wait = uring_wait,
+    .tell = uring_tell,
     .ring = uring_ring,
 };
 

@@ -8,7 +8,8 @@
 
 #include "daemon/base/clock.h"
 
-#define MS 1000000ull
+#define MS           1000000ull
+#define BELL_NS_MOST (100 * MS) /* between what is published and its bell, on a slow machine */
 
 typedef int (*lane_visit)(struct daemon *d, struct client *cl);
 
@@ -47,12 +48,32 @@ static int visit_look(struct daemon *d, struct client *cl)
     return r != CB_LANE_NOTHING;
 }
 
-bool sleep_is_early(struct daemon *d)
+static int visit_missed(struct daemon *d, struct client *cl)
+{
+    int r = cb_lane_look_again(cl->lane, cl->n_running > 0);
+    if (r < 0)
+        clients_close(d->clients, cl, CB_CLOSED_BROKEN); /* no bell is due for that */
+    return r > 0;
+}
+
+/* What is there, and no bell told of. One may be on its way: whoever is to ring may have lost its
+ * core since it published. So it is waited for; the daemon dozes all the while. */
+static void look_for_missed(struct daemon *d)
+{
+    if (visit_lanes(d, visit_missed) == 0)
+        return;
+    d->is_woken = loop_wait(d->config.loop, BELL_NS_MOST);
+    if (d->is_woken)
+        return;
+    int found = visit_lanes(d, visit_missed);
+    cb_stats_add(d->config.stats, CB_STAT_wake_missed, (uint64_t)found);
+}
+
+bool sleep_is_early(struct daemon *d, uint64_t now_ns)
 {
     const struct settings *set = d->config.settings;
-    uint64_t now = clock_now(d->config.clock);
     if (d->idle_since_ns == 0)
-        d->idle_since_ns = now;
+        d->idle_since_ns = now_ns;
     if (strcmp(set->wait_mode, "spin") == 0)
         return true;
     if (strcmp(set->wait_mode, "eco") == 0 || !d->may_spin)
@@ -60,7 +81,7 @@ bool sleep_is_early(struct daemon *d)
     double window_us = (double)set->spin_us;
     if (window_us > d->step_us / 10)
         window_us = d->step_us / 10;
-    return (double)(now - d->idle_since_ns) < window_us * 1000;
+    return (double)(now_ns - d->idle_since_ns) < window_us * 1000;
 }
 
 /* How long it is to at_ns, at most max_ns. */
@@ -83,14 +104,11 @@ void sleep_until_something(struct daemon *d)
     cb_lane_doze_fence();
     if (visit_lanes(d, visit_look) == 0) {
         uint64_t begun_ns = clock_now(d->config.clock);
-        int n_called = loop_sleep(d->config.loop, sleep_ns);
+        d->is_woken = loop_wait(d->config.loop, sleep_ns);
         /* Only a sleep that lasted: it may also end early, when a bell of ours is off, and before a
          * deadline it may be shorter than a bell's way. */
-        if (n_called == 0 && clock_now(d->config.clock) - begun_ns >= max_ns) {
-            int found = visit_lanes(d, visit_look);
-            if (found > 0)
-                cb_stats_add(d->config.stats, CB_STAT_wake_missed, (uint64_t)found);
-        }
+        if (!d->is_woken && clock_now(d->config.clock) - begun_ns >= max_ns)
+            look_for_missed(d);
     }
     (void)visit_lanes(d, visit_undoze);
     d->idle_since_ns = 0;

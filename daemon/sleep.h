@@ -9,7 +9,7 @@
 #define SLEEP_QUIET_NS 20000000u
 
 /* True while it is worth looking again before the loop sleeps (settings wait_mode, spin_us). */
-bool sleep_is_early(struct daemon *d);
+bool sleep_is_early(struct daemon *d, uint64_t now_ns);
 
 /* Blocks until something happens, unless it has happened meanwhile. */
 void sleep_until_something(struct daemon *d);

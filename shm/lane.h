@@ -177,8 +177,10 @@ bool cb_lane_dirty(const struct cb_lane *lane);
 /* Futex bell: moves the bell word, which the caller then hands to cb_doorbell_wake. A client that
  * asked for socket bells gets a record instead. Either way: */
 cb_atomic32 *cb_lane_bell(struct cb_lane *lane);
-/* The client was rung (or its socket is full): this sleep gets no second bell. */
+/* The client was rung, or is about to be: the sleep that the last flush found gets no second bell. */
 void cb_lane_answered(struct cb_lane *lane);
+/* The bell could not be sent: the next flush that finds that sleep asks for one again. */
+void cb_lane_unanswered(struct cb_lane *lane);
 
 /* Before the loop sleeps: doze in every lane, then one cb_lane_doze_fence, then cb_lane_look_again
  * in every lane; sleep only if all give CB_LANE_NOTHING. Afterwards undoze in every lane.

@@ -296,6 +296,11 @@ void cb_lane_answered(struct cb_lane *lane)
     lane->answered = lane->parked;
 }
 
+void cb_lane_unanswered(struct cb_lane *lane)
+{
+    lane->answered = 0; /* no sleep's number */
+}
+
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 /* A hint that notice or closed changed, where nothing else may need the place. */

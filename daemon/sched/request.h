@@ -56,6 +56,7 @@ enum request_phase { REQUEST_WAITING, REQUEST_PREFILLING, REQUEST_DECODING };
 struct request_spec {
     const uint32_t *prompt;   /* ids within the vocabulary, [n_prompt + n_given]              */
     uint32_t n_prompt;        /* at least 1                                                   */
+    uint64_t now_ns;          /* when it came; 0: now                                          */
     uint32_t n_given;         /* generated before, elsewhere: at most max_new_tokens          */
     uint32_t max_new_tokens;  /* prompt and these within engine_tokens_max; 0: ends at once   */
     const uint32_t *stop_ids; /* besides the model's eos; an id here ends with FINISH_STOP    */

@@ -68,7 +68,7 @@ int peer_receive(struct peer *p, void *record)
         char bytes[CMSG_SPACE(4 * sizeof(int))];
         struct cmsghdr align;
     } control;
-    peer_turn(p, 20);
+    peer_turn(p, 30);
     struct iovec iov = {.iov_base = record, .iov_len = CB_RECORD_BYTES};
     struct msghdr message = {.msg_iov = &iov,
                              .msg_iovlen = 1,

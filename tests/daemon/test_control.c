@@ -26,7 +26,7 @@ static struct sim *fresh(void)
 
 static void nothing_left(struct sim *s)
 {
-    for (int i = 0; i < 20; i++)
+    for (int i = 0; i < 40; i++)
         daemon_turn(s->daemon);
     sim_audit(s);
     cr_assert_str_empty(report.error, "%s", report.error);

@@ -12,7 +12,7 @@
 #include "shm/message.h"
 #include "tests/daemon/peer.h"
 
-enum { N_NEW = 40, TURNS_MOST = 60 };
+enum { N_NEW = 60, TURNS_MOST = 80 };
 
 static struct sim_report report;
 static const char weights[] = "null weights 7\n";

@@ -278,7 +278,7 @@ static int claim(const char *base, enum cb_names_part first)
     struct stat st;
 
     part_path(path, base, first);
-    int fd = shm_open(path, O_RDONLY, 0);
+    int fd = segment_open(path, false);
     if (fd < 0)
         return NOBODYS;
     bool own = fstat(fd, &st) == 0 && is_own(&st);
@@ -322,12 +322,13 @@ int cb_names_open(const char *base, enum cb_names_part part, bool writable, uid_
     struct stat st;
 
     part_path(path, base, part);
-    int fd = shm_open(path, writable ? O_RDWR : O_RDONLY, 0);
+    int fd = segment_open(path, writable);
     if (fd < 0)
         return segment_fail(why, "can't open what the daemon named in " SHM_DIR,
                             "both need the same " SHM_DIR);
     int r = fstat(fd, &st) < 0 ? segment_fail(why, "can't look at a segment", NULL) : 0;
-    if (r == 0 && owner != (uid_t)-1 && st.st_uid != 0 && st.st_uid != owner) {
+    if (r == 0 &&
+        (!S_ISREG(st.st_mode) || (owner != (uid_t)-1 && st.st_uid != 0 && st.st_uid != owner))) {
         errno = EPERM;
         r = segment_fail(why, "what the daemon named in " SHM_DIR " is another user's", NULL);
     }

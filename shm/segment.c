@@ -69,6 +69,11 @@ int segment_map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct 
     return 0;
 }
 
+int segment_open(const char *name, bool writable)
+{
+    return shm_open(name, (writable ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_CLOEXEC, 0);
+}
+
 int segment_allocate(int fd, size_t bytes)
 {
     int r;
@@ -263,7 +268,7 @@ static int random_name(char *name, struct cb_why *why)
 static bool sweep(const char *name)
 {
     struct stat st;
-    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+    int fd = segment_open(name, false);
     bool swept = false;
 
     if (fd < 0)
@@ -286,7 +291,7 @@ static bool is_random_name(const char *name)
 static bool says_instance(const char *name, const char *instance)
 {
     struct cb_stats_page page = {0};
-    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+    int fd = segment_open(name, false);
     bool is_it =
         fd >= 0 &&
         pread(fd, &page, sizeof page, 0) >= (ssize_t)offsetof(struct cb_stats_page, counters) &&
@@ -379,7 +384,7 @@ int cb_status_segment_make(struct cb_status_segment *s, const char *instance, si
         r = segment_map_fd(&s->map, s->lock_fd, bytes, PROT_READ | PROT_WRITE, why);
     }
     if (!r) {
-        s->fd = shm_open(s->name, O_RDONLY | O_CLOEXEC, 0);
+        s->fd = segment_open(s->name, false);
         if (s->fd < 0)
             r = segment_fail(why, "can't open the STATUS page read-only", NULL);
     }
@@ -420,7 +425,7 @@ int cb_segment_open_status(struct cb_segment *s, const char *name, const uid_t *
                            bool *is_livep, struct cb_why *why)
 {
     struct stat st;
-    int fd = shm_open(name, O_RDONLY | O_CLOEXEC, 0);
+    int fd = segment_open(name, false);
     int r = 0;
 
     *s = (struct cb_segment){0};

@@ -365,6 +365,32 @@ Test(names, others_names_neither_go_nor_keep_what_was_left)
     unlink(link_path);
 }
 
+/* Whoever opens a pipe waits for its other end. */
+Test(names, a_pipe_in_the_place_of_what_was_left_keeps_no_sweep, .timeout = 20)
+{
+    char path[160], pipe_path[160];
+    struct made m;
+    int status;
+    struct cb_why why;
+
+    snprintf(path, sizeof path, "/dev/shm/cbd.%u.%s.%032x.down", (unsigned)getuid(), instance_of(),
+             7);
+    put_file(path, geteuid());
+    snprintf(pipe_path, sizeof pipe_path, "%.*s.up", (int)strlen(path) - 5, path);
+    cr_assert_eq(mkfifo(pipe_path, 0666), 0);
+    cb_names_sweep(instance_of());
+    unlink(path);
+    unlink(pipe_path);
+    /* Nor whoever is told a name. */
+    make(&m, instance_of(), getuid());
+    snprintf(path, sizeof path, "/dev/shm%s.down", m.names.base);
+    cr_assert_eq(unlink(path), 0);
+    cr_assert_eq(mkfifo(path, 0666), 0);
+    status = cb_names_open(m.names.base, CB_NAMES_DOWN, false, geteuid(), &why);
+    cr_expect_lt(status, 0);
+    end(&m);
+}
+
 /* ---- no room --------------------------------------------------------------------------------- */
 
 Test(names, a_full_dev_shm_is_said_and_nothing_is_left)

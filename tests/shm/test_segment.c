@@ -281,6 +281,30 @@ Test(segment, status_left_under_random_names_is_removed)
     cb_status_segment_fini(&plain);
 }
 
+/* Whoever opens a pipe waits for its other end, and anybody can put one there. */
+Test(segment, a_pipe_under_its_names_keeps_no_daemon_from_starting, .timeout = 20)
+{
+    static const char strays[] = "/dev/shm/cbd.00000000000000000000000000c0ffee";
+    struct cb_status_segment s;
+    struct cb_segment reader;
+    struct cb_why why = {""};
+    char path[96];
+    bool is_live;
+
+    snprintf(path, sizeof path, "/dev/shm/cbd.%u.test-f.status", (unsigned)getuid());
+    cr_assert_eq(mkfifo(path, 0666), 0);
+    cr_assert_eq(mkfifo(strays, 0666), 0);
+    cr_expect_lt(
+        cb_segment_open_status(&reader, path + strlen("/dev/shm"), NULL, 0, &is_live, &why), 0);
+    if (geteuid() == 0)
+        cr_assert_eq(chown(path, 65534, 65534), 0);
+    cr_expect_eq(cb_status_segment_make(&s, "test-f", 4096, 0644, (gid_t)-1, &why), 0, "%s",
+                 why.text);
+    cb_status_segment_fini(&s);
+    unlink(path);
+    unlink(strays);
+}
+
 Test(segment, status_of_a_live_daemon_is_left_alone_and_of_a_dead_one_replaced)
 {
     struct cb_status_segment live, second;

@@ -26,8 +26,7 @@ int named_open(struct named *n, const struct settings *set, const struct cb_segm
 
 void named_close(struct named *n)
 {
-    if (n->vocab.base[0])
-        cb_names_unlink(&n->vocab);
+    cb_names_unlink(&n->vocab);
 }
 
 void named_report(const struct named *n, const struct settings *set, uint32_t n_vocab,

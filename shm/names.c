@@ -226,7 +226,9 @@ void cb_names_unlink(struct cb_names *names)
                                                CB_NAMES_VOCAB};
     char path[PATH_MAX_BYTES];
 
-    for (size_t i = 0; names->base[0] && i < CB_NAMES_PARTS; i++) {
+    if (!names->base[0])
+        return;
+    for (size_t i = 0; i < CB_NAMES_PARTS; i++) {
         part_path(path, names->base, order[i]);
         (void)shm_unlink(path);
     }

@@ -48,7 +48,7 @@ int cb_names_make_lane(struct cb_names *names, const struct cb_names_lane *lane,
 int cb_names_make_vocab(struct cb_names *names, const char *instance, const uid_t *uids, size_t n,
                         const void *data, size_t bytes, struct cb_why *why);
 
-/* Takes the names away; mappings stay. Fine if there are none. */
+/* Takes the names away; mappings stay. Fine if there are none, also on one that is zeroed. */
 void cb_names_unlink(struct cb_names *names);
 
 /* Takes away what killed processes of this user and instance left. Uses the heap. */

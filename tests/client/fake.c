@@ -20,6 +20,7 @@
 #include "shm/doorbell.h"
 #include "shm/lane.h"
 #include "shm/message.h"
+#include "shm/names.h"
 #include "shm/segment.h"
 
 enum { SLOTS_MAX = 256 };
@@ -41,11 +42,13 @@ struct fake {
     _Atomic bool stop, held, deaf, mute, kill, dead;
     _Atomic uint32_t steps, notice, close_lane;
     _Atomic uint64_t n_bells;
+    _Atomic uint32_t n_named;
     pthread_mutex_t wishes_lock;
     struct fake_wishes wishes;
 
     /* the thread's */
-    struct cb_segment up, down;
+    struct cb_segment up, down, bell; /* bell: of a lane by name */
+    struct cb_names names, vocab_names;
     struct cb_geometry g;
     uint32_t wake;
     uint64_t features;
@@ -116,6 +119,37 @@ static int vocab_fd(struct fake *f)
     return fd;
 }
 
+static void make_named(struct fake *f)
+{
+    const struct cb_names_lane lane = {"fake", geteuid(), f->g.up_bytes, f->g.down_bytes,
+                                       f->wake == CB_WAKE_FUTEX};
+    struct cb_why why;
+    cr_assert(!cb_names_make_lane(&f->names, &lane, &f->up, &f->down, &f->bell, &why), "%s",
+              why.text);
+    cr_assert(!cb_names_make_vocab(&f->vocab_names, "fake", NULL, 0, vocab_image_data(f->image),
+                                   vocab_image_bytes(f->image), &why),
+              "%s", why.text);
+    atomic_fetch_add(&f->n_named, 1);
+}
+
+static void send_names(struct fake *f, const struct cb_welcome *w)
+{
+    struct cb_names_record names = {.head = {CB_RECORD_MAGIC, CB_RECORD_NAMES, 0}};
+    snprintf(names.lane, sizeof(names.lane), "%s", f->names.base);
+    snprintf(names.vocab, sizeof(names.vocab), "%s", f->vocab_names.base);
+    send_with(f->conn, w, NULL, 0);
+    if (f->config.spoil_names)
+        f->config.spoil_names(&names);
+    if (!f->config.keeps_names)
+        send_with(f->conn, &names, NULL, 0);
+}
+
+static void forget_names(struct fake *f)
+{
+    cb_names_unlink(&f->names);
+    cb_names_unlink(&f->vocab_names);
+}
+
 static bool shake_hands(struct fake *f)
 {
     struct cb_hello hello;
@@ -145,7 +179,9 @@ static bool shake_hands(struct fake *f)
         return false;
     }
     f->wake = hello.wake;
-    f->features = w.features = f->config.is_old ? 0 : hello.features & CB_FEATURES;
+    f->features = w.features =
+        f->config.is_old ? 0 : hello.features & (CB_FEATURES | CB_FEATURE_NAMED);
+    bool is_named = f->features & CB_FEATURE_NAMED;
     cr_assert(!cb_geometry_make(&f->g,
                                 f->config.n_slots ? f->config.n_slots
                                 : hello.n_slots   ? hello.n_slots
@@ -154,8 +190,13 @@ static bool shake_hands(struct fake *f)
                                 f->config.pool_bytes ? f->config.pool_bytes : 1u << 20, FAKE_VOCAB,
                                 FAKE_CONTEXT));
     cr_assert(f->g.n_slots <= SLOTS_MAX);
-    cr_assert(!cb_segment_make_up(&f->up, &fds[0], f->g.up_bytes, &why));
-    cr_assert(!cb_segment_make_down(&f->down, &fds[1], f->g.down_bytes, &why));
+    if (is_named) {
+        make_named(f);
+        fds[0] = fds[1] = -1;
+    } else {
+        cr_assert(!cb_segment_make_up(&f->up, &fds[0], f->g.up_bytes, &why));
+        cr_assert(!cb_segment_make_down(&f->down, &fds[1], f->g.down_bytes, &why));
+    }
     fds[2] = memfd_create("status", MFD_CLOEXEC);
     fds[3] = vocab_fd(f);
     f->memory = aligned_alloc(128, (cb_lane_bytes(&f->g) + 127) & ~127ul);
@@ -168,10 +209,15 @@ static bool shake_hands(struct fake *f)
         f->config.spoil(&w);
     if (f->config.spoil_down)
         ((struct cb_down_fixed *)f->down.base)->geometry = w.geometry;
-    send_with(f->conn, &w, fds, 4);
-    for (int i = 0; i < 4; i++)
+    if (is_named)
+        send_names(f, &w);
+    else
+        send_with(f->conn, &w, fds, 4);
+    for (int i = is_named ? 2 : 0; i < 4; i++)
         close(fds[i]);
-    return read_record(f, &ready) && ready.head.type == CB_RECORD_READY;
+    bool is_ready = read_record(f, &ready) && ready.head.type == CB_RECORD_READY;
+    forget_names(f);
+    return is_ready;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
@@ -381,7 +427,9 @@ static bool flush(struct fake *f)
     cr_assert(r >= 0, "the client broke the lane");
     if (!(r & CB_LANE_RING))
         return true;
-    if (f->wake == CB_WAKE_FUTEX)
+    if (f->bell.base)
+        cb_doorbell_wake(cb_semaphore_post(f->bell.base));
+    else if (f->wake == CB_WAKE_FUTEX)
         cb_doorbell_wake(cb_lane_bell(f->lane));
     else if (cb_doorbell_send(f->conn, CB_RECORD_BELL))
         return false;
@@ -487,6 +535,7 @@ static void *run(void *arg)
         close(f->conn);
         cb_segment_unmap(&f->up);
         cb_segment_unmap(&f->down);
+        cb_segment_unmap(&f->bell);
         free(f->memory);
         f->memory = NULL;
         atomic_store(&f->dead, atomic_load(&f->kill));
@@ -586,6 +635,11 @@ void fake_mute(struct fake *f, bool mute)
 {
     atomic_store(&f->mute, mute);
     nudge(f);
+}
+
+uint32_t fake_n_named(const struct fake *f)
+{
+    return atomic_load(&f->n_named);
 }
 
 uint64_t fake_n_bells(const struct fake *f)

@@ -25,7 +25,10 @@ struct fake_config {
     uint32_t late_ms;   /* ... for so long            */
     void (*spoil)(struct cb_welcome *welcome); /* change WELCOME before it is sent */
     bool spoil_down;                           /* and make DOWN say the same */
-    bool is_old;                               /* agrees to no feature */
+    /* To a client that asks for names: change NAMES before it is sent. Without it they are right. */
+    void (*spoil_names)(struct cb_names_record *names);
+    bool keeps_names; /* sends none */
+    bool is_old;      /* agrees to no feature */
     const char *script;
     uint32_t n_slots, arena_bytes, pool_bytes; /* 0: as HELLO asks, else these */
     uint32_t step_us;                          /* pause between steps */
@@ -65,6 +68,8 @@ void fake_notice(struct fake *f, uint32_t bits);
  * a bug, or a daemon killed in between. Only fake_kill may follow a muted end. */
 void fake_mute(struct fake *f, bool mute);
 
+/* How many lanes by name it had; the names are gone once it has READY. */
+uint32_t fake_n_named(const struct fake *f);
 uint64_t fake_n_bells(const struct fake *f); /* BELL records received */
 
 #endif

@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
@@ -310,7 +311,7 @@ Test(names, what_the_killed_left_is_swept_and_nothing_else)
     struct made alive;
     unsigned uid = (unsigned)getuid();
 
-    snprintf(other, sizeof other, "%s-b", instance_of());
+    snprintf(other, sizeof other, "%s.b", instance_of());
     leave(instance_of());
     leave(other);
     make(&alive, instance_of(), getuid());
@@ -356,12 +357,15 @@ Test(names, others_names_neither_go_nor_keep_what_was_left)
     snprintf(path, sizeof path, "/dev/shm%s.up", base);
     cr_assert_eq(unlink(path), 0); /* and another one in its place */
     put_file(path, OTHER);
+    int held = open(path, O_RDONLY | O_CLOEXEC);
+    cr_assert_eq(flock(held, LOCK_EX), 0);
     snprintf(link_path, sizeof link_path, "/dev/shm/cbd.0.%s.%032x.down", instance_of(), 5);
     cr_assert_eq(symlink(path, link_path), 0);
     cr_assert_eq(lchown(link_path, OTHER, OTHER), 0);
     cb_names_sweep(instance_of());
     cr_expect_eq(n_files(instance_of()), 2);
     is_as_it_was(path);
+    close(held);
     unlink(link_path);
 }
 

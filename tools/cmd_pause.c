@@ -23,6 +23,7 @@ struct pause_state {
     struct cbctl ctl;
     bool holds;
     char **words; /* the command, or NULL */
+    int end_fd;   /* with holds: readable when it is to end */
 };
 
 static error_t parse(int key, char *arg, struct argp_state *state)
@@ -76,26 +77,28 @@ static bool ask(const struct pause_state *ps, int sock, const char *argument)
     return r == 0;
 }
 
-/* Until a signal asks for the end, or the daemon is gone. */
-static int hold(const struct pause_state *ps, int sock)
+/* Signals that end a pause that is held, from here on: between the pause and its word for it one may
+ * come already. */
+static int expect_end(void)
 {
-    struct pollfd p[2] = {{sock, POLLIN, 0}, {-1, POLLIN, 0}};
     sigset_t ends;
 
-    fflush(stdout);
     sigemptyset(&ends);
     sigaddset(&ends, SIGINT);
     sigaddset(&ends, SIGTERM);
     sigaddset(&ends, SIGHUP);
     sigprocmask(SIG_BLOCK, &ends, NULL);
-    p[1].fd = signalfd(-1, &ends, SFD_CLOEXEC);
-    if (p[1].fd < 0) {
-        cbctl_complain(&ps->ctl, "can't wait for signals: %s", strerror(errno));
-        return CBCTL_FAILED;
-    }
+    return signalfd(-1, &ends, SFD_CLOEXEC);
+}
+
+/* Until a signal asks for the end, or the daemon is gone. */
+static int hold(const struct pause_state *ps, int sock)
+{
+    struct pollfd p[2] = {{sock, POLLIN, 0}, {ps->end_fd, POLLIN, 0}};
+
+    fflush(stdout);
     while (poll(p, 2, -1) < 0 && errno == EINTR)
         ;
-    close(p[1].fd);
     if (p[1].revents)
         return CBCTL_OK;
     cbctl_complain(&ps->ctl, "the daemon is gone");
@@ -139,10 +142,17 @@ int cmd_pause(const struct cbctl *ctl, int argc, char **argv)
         cbctl_complain(ctl, "%s", cb_message());
         return CBCTL_FAILED;
     }
-    if (!ask(&ps, sock, ps.holds || ps.words ? "hold" : ""))
+    ps.end_fd = ps.holds ? expect_end() : -1;
+    if (ps.holds && ps.end_fd < 0) {
+        cbctl_complain(ctl, "can't wait for signals: %s", strerror(errno));
         r = CBCTL_FAILED;
-    else
+    } else if (!ask(&ps, sock, ps.holds || ps.words ? "hold" : "")) {
+        r = CBCTL_FAILED;
+    } else {
         r = ps.words ? run_command(&ps) : ps.holds ? hold(&ps, sock) : CBCTL_OK;
+    }
+    if (ps.end_fd >= 0)
+        close(ps.end_fd);
     close(sock);
     return r;
 }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,16 +17,32 @@
 
 TestSuite(calls, .timeout = 120);
 
-/* From here on any system call but exit_group kills this process. */
+/* A daemon that has said nothing for LIFE_MS is looked for: so a machine too busy to let it run makes a
+ * client call the kernel, which is no fault, but no more often than that. */
+enum { LIFE_MS = 50 };
+static volatile sig_atomic_t n_looks;
+
+static void on_look(int signal)
+{
+    (void)signal;
+    n_looks = n_looks + 1; /* the look itself does not take place, and finds nothing */
+}
+
+/* From here on any system call kills this process, but for exit_group, and a look, which counts. */
 static void no_more_system_calls(struct crowd *c)
 {
+    struct sigaction action = {.sa_handler = on_look};
     struct sock_filter program[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
-        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 0, 1),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit_group, 3, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_rt_sigreturn, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_ppoll, 0, 2),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
     };
     struct sock_fprog filter = {sizeof program / sizeof program[0], program};
+    member_expect(c, sigaction(SIGSYS, &action, NULL) == 0, "sigaction");
     member_expect(c, prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0, "no_new_privs");
     member_expect(c, prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0, "seccomp");
 }
@@ -56,6 +73,7 @@ static void silent(struct crowd *c, uint32_t i, void *arg)
     member_expect(c, cb_submit(h, &r, &busy) == 0, "%s", cb_message());
     member_expect(c, cb_wait(h, busy, &event, HANG_MS) == 1 && event.type == CB_EVENT_TOKENS,
                   "no token: type %u", event.type);
+    uint64_t begun_ms = now_ms();
     no_more_system_calls(c);
 
     uint32_t n_over = 0, n_cancelled = 0;
@@ -89,6 +107,8 @@ static void silent(struct crowd *c, uint32_t i, void *arg)
     }
     member_expect(c, n_over == 320 && n_cancelled > 0, "%u ended, %u by cancel", n_over,
                   n_cancelled);
+    member_expect(c, (uint64_t)n_looks <= 1 + (now_ms() - begun_ms) / LIFE_MS, "%d looks",
+                  (int)n_looks);
 }
 
 static void busy_daemon(const char *loop)

@@ -89,7 +89,7 @@ UNIT_PROGS   := $(filter-out %/test_system,$(TEST_PROGS))
 REPLAYED     := $(addprefix tests/data/,processors.json scheduler-traces.json memory-sizing.json)
 CRASH_PROGS  := $(BUILD)/tests/cbd_crash $(BUILD)/tests/crash_client
 SINGLE_PROGS := $(patsubst tests/programs/%.c,$(BUILD)/tests/%,$(wildcard tests/programs/*.c))
-BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tests/bench/*.c)) $(BUILD)/tests/bench_kernels
+BENCH_PROGS  := $(patsubst tests/bench/%.c,$(BUILD)/tests/bench_%,$(wildcard tests/bench/*.c)) $(addprefix $(BUILD)/tests/bench_,kernels ipc)
 SHIMS        := $(patsubst tests/system/shim/%.c,$(BUILD)/tests/%_shim.so,$(wildcard tests/system/shim/*.c))
 EXAMPLES     := $(patsubst client/examples/%.c,$(BUILD)/examples/%,$(wildcard client/examples/*.c))
 FUZZ_PROGS   := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(wildcard tests/fuzz/fuzz_*.c))
@@ -193,6 +193,12 @@ $(BUILD)/tests/bench_%: $(OBJ)/tests/bench/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
 $(BUILD)/tests/bench_kernels: $(call objs,$(wildcard tests/bench/kernels/*.c)) $(KERNELS_LIB)
 	$(link_prog)
+# With iceoryx beside it where that is installed.
+ICEORYX := $(wildcard /usr/include/iceoryx/*/iceoryx_binding_c/runtime.h)
+$(OBJ)/tests/bench/ipc/iceoryx.o: EXTRA_CFLAGS += $(if $(ICEORYX),-DHAS_ICEORYX -isystem $(patsubst %/iceoryx_binding_c/runtime.h,%,$(lastword $(ICEORYX))))
+$(BUILD)/tests/bench_ipc: EXTRA_LIBS := $(if $(ICEORYX),-liceoryx_binding_c)
+$(BUILD)/tests/bench_ipc: $(call objs,$(wildcard tests/bench/ipc/*.c)) $(CLIENT_LIB) $(SHM_LIB)
+	$(link_prog)
 $(BUILD)/tests/replay: $(call objs,$(wildcard tests/replay/*.c))
 $(BUILD)/tests/%: $(OBJ)/tests/programs/%.o $(TEST_UTIL) $(ALL_LIBS)
 	$(link_prog)
@@ -235,10 +241,13 @@ test: all tests ## Run every test of an already set-up tree
 	@tests/run.sh $(BUILD) $(UNIT_PROGS) $(REPLAYED) $(filter %/test_system,$(TEST_PROGS))
 bench: all tests ## Measure this machine's limits, then all parts' share of them; BENCH_QUICK=1 for less
 	@tests/bench/run.sh $(BUILD)
+bench-ipc: all $(BUILD)/tests/bench_ipc ## Round trips of our lanes and of other ways between processes: table, bars, CSV, a plot (two minutes)
+	@mkdir -p $(BUILD)/bench && $(BUILD)/tests/bench_ipc $(if $(filter-out 0,$(BENCH_QUICK)),-q) -o $(BUILD)/bench $(BUILD)
 bench-peers: all $(BUILD)/tests/bench_kernels ## Run cbd and its peers (in PEERS_PYTHON) in turn: ratios, CSV, a plot
 	@$(PEERS_PYTHON) -B tests/bench/peers/run.py $(BUILD) "$(CBD_MODEL)"
-figures: all $(BUILD)/tests/bench_kernels ## bench-peers, whose table and plot then go into README.md
+figures: all $(BUILD)/tests/bench_kernels $(BUILD)/tests/bench_ipc ## bench-peers and bench-ipc, whose table and plots then go into README.md
 	@$(PEERS_PYTHON) -B tests/bench/peers/run.py $(BUILD) "$(CBD_MODEL)" --readme README.md
+	@$(MAKE) --no-print-directory bench-ipc; cp $(BUILD)/bench/ipc.svg tests/bench/figures/
 asan: deps model ## All suites under AddressSanitizer and UndefinedBehaviourSanitizer
 	@$(MAKE) --no-print-directory VARIANT=asan test
 tsan: deps model ## All suites under ThreadSanitizer

@@ -45,7 +45,9 @@ static void patience_due(struct loop_timer *t)
     struct client *cl = list_entry(t, struct client, patience);
     log_client(cl->clients->config.log, "uid %u did not %s within 2 s", (unsigned)cl->lease.uid,
                cl->state == CLIENT_ADMIN ? "read its answer" : "finish its handshake");
-    clients_close(cl->clients, cl, CB_CLOSED_BYE);
+    /* No reason in the lane: if READY was on its way, the client takes this for a daemon that went, and
+     * comes again. */
+    clients_close(cl->clients, cl, CB_CLOSED_NO);
 }
 
 static void pid_ready(struct loop_watch *w, uint32_t events)

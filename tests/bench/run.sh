@@ -1,9 +1,9 @@
 #!/bin/sh
 # run.sh BUILD: what `make bench` prints: this machine's limits and the operators' share of them; what drawing
-# tokens costs; the engine without arithmetic; what the library's calls cost; the transport; then the real model
-# through a real daemon, by the number of requests and by the length of their context; and what clients that die
-# cost the others. Tables for reading side by side on a quiet machine, the same as CSV in BUILD/bench. Nothing is
-# judged.
+# tokens costs; the engine without arithmetic; round trips between processes; what the library's calls cost; the
+# transport; then the real model through a real daemon, by the number of requests and by the length of their
+# context; and what clients that die cost the others. Tables for reading side by side on a quiet machine, the same
+# as CSV in BUILD/bench. Nothing is judged.
 #
 # BENCH_QUICK=1: fewer points, once each. BENCH_REPEATS: how often each is measured (3). Repeats take turns, so
 # that a slow moment of the machine spoils no single point.
@@ -65,6 +65,8 @@ table "$csv/sample.csv"
 echo "== engine, 32 requests: its own time a step"
 "$build/tests/bench_engine" >"$csv/engine.csv" || exit 1
 table "$csv/engine.csv"
+echo "== round trips between two processes (make bench-ipc: for longer, and beside others)"
+"$build/tests/bench_ipc" -bq "$build"
 echo "== calls of the library, null model"
 start --model null
 "$build/tests/bench_client" >"$csv/calls.csv" || exit 1

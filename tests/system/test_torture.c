@@ -5,6 +5,7 @@
  * CB_EVERY_INSTRUCTION kills at each of them (`make soak-instructions`); by default each run does so
  * at some, which change. */
 #include <criterion/criterion.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -240,6 +241,15 @@ Test(torture, killed_at_every_system_call)
     rack_close(&k);
 }
 
+/* The steps go to and fro between tracer and traced: on one processor that takes a tenth of the time. */
+static void stay_here(void)
+{
+    cpu_set_t here;
+    CPU_ZERO(&here);
+    CPU_SET((size_t)sched_getcpu(), &here);
+    cr_assert_eq(sched_setaffinity(0, sizeof here, &here), 0);
+}
+
 /* Some of its instructions are others each time: what it finds of the daemon's decides. */
 static void kill_at_each(struct rack *k, const struct act *act)
 {
@@ -260,7 +270,118 @@ Test(torture, killed_at_any_instruction)
 {
     static struct rack k;
     rack_open(&k);
+    stay_here();
     for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++)
         kill_at_each(&k, &acts[i]);
     rack_close(&k);
+}
+
+/* ---- who is held ------------------------------------------------------------------------------ */
+
+/* Stops itself before it opens and, as long as that is looked for, when it has. */
+static void patient_life(struct crowd *c)
+{
+    struct cb_request r = request(1, 20);
+    struct cb_options options;
+    struct cb_handle *h;
+    struct cb_event e = {0};
+    uint64_t id;
+    int status;
+    cb_options_init(&options);
+    options.resume = 1;
+    r.flags |= CB_RESUMABLE | CB_IGNORE_EOS;
+    raise(SIGSTOP);
+    while ((status = system_try_open(c->system, &options, &h)) == CB_LOST || status == CB_TIMEOUT)
+        continue;
+    if (atomic_load(&c->shared->go) == 0)
+        raise(SIGSTOP);
+    while (status == 0 && (status = cb_submit(h, &r, &id)) == CB_BUSY)
+        nap();
+    while (status == 0 && e.type != CB_EVENT_END)
+        status = cb_wait(h, id, &e, HANG_MS) == 1 ? 0 : 1;
+    _exit(status ? 2 : e.end == CB_END_LENGTH ? 0 : 3);
+}
+
+/* A patient life that has gone on for n stops, or until it has opened: then 0 in *pidp. How many. */
+static uint32_t hold_after(struct crowd *c, uint32_t n, pid_t *pidp)
+{
+    uint32_t n_steps = 0;
+    int status;
+    *pidp = fork();
+    if (*pidp == 0) {
+        ptrace(PTRACE_TRACEME, 0, NULL, NULL);
+        patient_life(c);
+    }
+    cr_assert_eq(waitpid(*pidp, &status, 0), *pidp);
+    for (; n_steps < n; n_steps++) {
+        cr_assert_eq(ptrace(PTRACE_SYSCALL, *pidp, NULL, NULL), 0);
+        cr_assert_eq(waitpid(*pidp, &status, 0), *pidp);
+        cr_assert(WIFSTOPPED(status), "it ended with %x", status);
+        if (is_stop(status)) {
+            kill(*pidp, SIGKILL);
+            waitpid(*pidp, &status, 0);
+            *pidp = 0;
+            break;
+        }
+    }
+    return n_steps;
+}
+
+static void await_good_end(pid_t pid, uint32_t n)
+{
+    int status;
+    while (waitpid(pid, &status, WNOHANG) == 0) {
+        kill(pid, SIGCONT); /* it may have been about to stop itself */
+        nap();
+    }
+    cr_expect_eq(status, 0, "held at stop %u, it ended with %x", n, status);
+}
+
+/* For longer than a daemon waits for a handshake the clients stand still, or it does. */
+static void hold_all(bool holds_clients)
+{
+    enum { N_HELD = 48 }; /* at once */
+    struct system s;
+    struct crowd c;
+    pid_t pids[N_HELD];
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null"));
+    crowd_init(&c, &s);
+    uint32_t n = hold_after(&c, UINT32_MAX, &pids[0]);
+    cr_assert_gt(n, 20);
+    for (uint32_t from = 0; from < n; from += N_HELD) {
+        uint32_t n_held = n - from < N_HELD ? n - from : N_HELD;
+        for (uint32_t i = 0; i < n_held; i++)
+            (void)hold_after(&c, from + i, &pids[i]);
+        atomic_store(&c.shared->go, 1);
+        if (!holds_clients)
+            system_signal(&s, SIGSTOP);
+        for (int k = 0; k < 2; k++) {
+            for (uint32_t i = 0; i < n_held; i++)
+                if (pids[i] && (k == 0) != holds_clients)
+                    ptrace(PTRACE_DETACH, pids[i], NULL, NULL);
+            for (int ms = 0; ms < 2300 && k == 0; ms++)
+                nap();
+        }
+        system_signal(&s, SIGCONT);
+        for (uint32_t i = 0; i < n_held; i++)
+            if (pids[i])
+                await_good_end(pids[i], from + i);
+        atomic_store(&c.shared->go, 0);
+    }
+    crowd_fini(&c);
+    system_settle(&s);
+    cr_expect_eq(system_counter(&s, "lane_broken"), 0);
+    system_fini(&s);
+}
+
+/* Whether it opens then or has to again, a handle that outlives its daemon gets its results. */
+Test(torture, held_at_every_system_call_of_its_opening)
+{
+    hold_all(true);
+}
+
+Test(torture, opening_while_the_daemon_stands_still)
+{
+    hold_all(false);
 }

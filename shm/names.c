@@ -95,6 +95,15 @@ static int create(const char *base, enum cb_names_part part)
     return fd;
 }
 
+static void close_others(int fds[], int n)
+{
+    for (int i = 1; i < n; i++) {
+        if (fds[i] >= 0)
+            close(fds[i]);
+        fds[i] = -1;
+    }
+}
+
 int names_take(struct cb_names *names, enum cb_names_part first)
 {
     struct stat st;
@@ -111,9 +120,29 @@ int names_take(struct cb_names *names, enum cb_names_part first)
     return -EAGAIN;
 }
 
-/* Takes a name that nobody could know. */
-static int take_any(struct cb_names *names, const char *instance, enum cb_names_part first,
-                    struct cb_why *why)
+/* The files of n parts under one name, before anything is done with the first: whoever sees that one
+ * knows the names of the others. */
+static int take_parts(struct cb_names *names, enum cb_names_part first, int n, int fds[])
+{
+    int r = names_take(names, first);
+
+    if (r)
+        return r;
+    for (int i = 1; r == 0 && i < n; i++) {
+        fds[i] = create(names->base, first + (enum cb_names_part)i);
+        r = fds[i] < 0 ? -errno : 0;
+    }
+    if (r) {
+        close_others(fds, n);
+        cb_names_unlink(names);
+    }
+    return r;
+}
+
+/* Takes a name that nobody could know, for n parts from `first` on: names->lock_fd is the first one's
+ * file, fds[1] to fds[n - 1] are the others'. */
+static int take_any(struct cb_names *names, const char *instance, enum cb_names_part first, int n,
+                    int fds[], struct cb_why *why)
 {
     int r = -EAGAIN;
 
@@ -126,7 +155,7 @@ static int take_any(struct cb_names *names, const char *instance, enum cb_names_
         snprintf(names->base, sizeof names->base, "/cbd.%u.%.*s.%016llx%016llx",
                  (unsigned)geteuid(), INSTANCE_DIGITS, instance, (unsigned long long)random[0],
                  (unsigned long long)random[1]);
-        r = names_take(names, first);
+        r = take_parts(names, first, n, fds);
     }
     if (r == 0)
         return 0;
@@ -137,59 +166,50 @@ static int take_any(struct cb_names *names, const char *instance, enum cb_names_
                                                      : "is it mounted and writable?");
 }
 
-/* Gives a file its pages and its readers, and maps it. */
-static int fill(struct cb_segment *s, int fd, size_t bytes, int prot, const uid_t *uids, size_t n,
-                uint16_t perm, struct cb_why *why)
+/* Gives a file its pages, and maps it. */
+static int fill(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why)
 {
     char what[96];
-    int r;
 
-    if (segment_allocate(fd, bytes) < 0) {
-        snprintf(what, sizeof what, "no room in " SHM_DIR " for %zu KiB", (bytes + 1023) / 1024);
-        return segment_fail(why, what,
-                            "remove files there, or mount it larger (size=, --shm-size)");
-    }
-    r = segment_map_fd(s, fd, bytes, prot, why);
-    if (r == 0 && let_in(fd, uids, n, perm) < 0) {
-        r = segment_fail(why, "can't let another user open a name in " SHM_DIR,
-                         "it needs a kernel with access lists on tmpfs; else only cbd's own user "
-                         "can have lanes by name");
-        cb_segment_unmap(s);
-    }
-    return r;
+    if (segment_allocate(fd, bytes) == 0)
+        return segment_map_fd(s, fd, bytes, prot, why);
+    snprintf(what, sizeof what, "no room in " SHM_DIR " for %zu KiB", (bytes + 1023) / 1024);
+    return segment_fail(why, what, "remove files there, or mount it larger (size=, --shm-size)");
 }
 
-static int make_part(const struct cb_names *names, enum cb_names_part part, struct cb_segment *s,
-                     size_t bytes, uid_t uid, struct cb_why *why)
+/* The last thing: from then on it can be cut short, and to touch it may kill. */
+static int open_to(int fd, const uid_t *uids, size_t n, uint16_t perm, struct cb_why *why)
 {
-    int fd = create(names->base, part);
-
-    if (fd < 0)
-        return segment_fail(why, "can't make a name in " SHM_DIR, NULL);
-    int r = fill(s, fd, bytes, PROT_READ | PROT_WRITE, &uid, 1,
-                 part == CB_NAMES_DOWN ? ACL_READ : ACL_READ | ACL_WRITE, why);
-    close(fd);
-    return r;
+    if (let_in(fd, uids, n, perm) == 0)
+        return 0;
+    return segment_fail(why, "can't let another user open a name in " SHM_DIR,
+                        "it needs a kernel with access lists on tmpfs; else only cbd's own user "
+                        "can have lanes by name");
 }
 
 int cb_names_make_lane(struct cb_names *names, const struct cb_names_lane *lane,
                        struct cb_segment *up, struct cb_segment *down, struct cb_segment *bell,
                        struct cb_why *why)
 {
-    int r = take_any(names, lane->instance, CB_NAMES_UP, why);
+    const int n = lane->has_bell ? 3 : 2; /* UP, DOWN and BELL, in this order */
+    int fds[3] = {-1, -1, -1};
+    int r = take_any(names, lane->instance, CB_NAMES_UP, n, fds, why);
 
     *up = *down = *bell = (struct cb_segment){0};
     if (r)
         return r;
-    r = fill(up, names->lock_fd, lane->up_bytes, PROT_READ, &lane->uid, 1, ACL_READ | ACL_WRITE,
-             why);
+    fds[0] = names->lock_fd;
+    r = fill(up, fds[0], lane->up_bytes, PROT_READ, why);
     if (r == 0)
-        r = make_part(names, CB_NAMES_DOWN, down, lane->down_bytes, lane->uid, why);
-    if (r == 0 && lane->has_bell) {
-        r = make_part(names, CB_NAMES_BELL, bell, CB_PAGE, lane->uid, why);
-        if (r == 0)
-            cb_semaphore_init(bell->base);
-    }
+        r = fill(down, fds[1], lane->down_bytes, PROT_READ | PROT_WRITE, why);
+    if (r == 0 && lane->has_bell)
+        r = fill(bell, fds[2], CB_PAGE, PROT_READ | PROT_WRITE, why);
+    if (r == 0 && lane->has_bell)
+        cb_semaphore_init(bell->base);
+    for (int i = 0; r == 0 && i < n; i++)
+        r = open_to(fds[i], &lane->uid, 1, i == CB_NAMES_DOWN ? ACL_READ : ACL_READ | ACL_WRITE,
+                    why);
+    close_others(fds, n);
     if (r == 0)
         return 0;
     cb_names_unlink(names);
@@ -202,18 +222,19 @@ int cb_names_make_lane(struct cb_names *names, const struct cb_names_lane *lane,
 int cb_names_make_vocab(struct cb_names *names, const char *instance, const uid_t *uids, size_t n,
                         const void *data, size_t bytes, struct cb_why *why)
 {
-    struct cb_segment s;
-    int r = take_any(names, instance, CB_NAMES_VOCAB, why);
+    struct cb_segment s = {0};
+    int r = take_any(names, instance, CB_NAMES_VOCAB, 1, NULL, why);
 
     if (r)
         return r;
-    r = fill(&s, names->lock_fd, bytes, PROT_READ | PROT_WRITE, uids, n, ACL_READ, why);
+    r = fill(&s, names->lock_fd, bytes, PROT_READ | PROT_WRITE, why);
     if (r == 0) {
         memcpy(s.base, data, bytes);
-        cb_segment_unmap(&s);
-    } else {
-        cb_names_unlink(names);
+        r = open_to(names->lock_fd, uids, n, ACL_READ, why);
     }
+    cb_segment_unmap(&s);
+    if (r)
+        cb_names_unlink(names);
     return r;
 }
 

@@ -1,6 +1,7 @@
 /* Segments under names: who can open them, when they go, and what others can do to that. */
 #include <criterion/criterion.h>
 #include <dirent.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -13,6 +14,7 @@
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 #include "shm/names.h"
@@ -24,6 +26,38 @@ struct made {
     struct cb_names names;
     struct cb_segment up, down, bell;
 };
+
+/* ---- what others do meanwhile ------------------------------------------------------------------ */
+
+static int n_squats; /* so often another one makes what is to be made after UP */
+static bool cuts;    /* whoever is let in cuts it short at once */
+
+int shm_open(const char *name, int flags, mode_t mode)
+{
+    typedef int opener(const char *, int, mode_t);
+    opener *real = (opener *)dlsym(RTLD_NEXT, "shm_open");
+    int fd = real(name, flags, mode);
+    const char *suffix = strrchr(name, '.');
+
+    if (fd >= 0 && flags & O_CREAT && n_squats > 0 && strcmp(suffix, ".up") == 0) {
+        char taken[128];
+
+        snprintf(taken, sizeof taken, n_squats % 2 ? "%.*s.down" : "/sem.%.*s.bell",
+                 (int)(suffix - name) - (n_squats % 2 == 0), name + (n_squats % 2 == 0));
+        close(real(taken, O_RDWR | O_CREAT | O_EXCL, 0600));
+        n_squats--;
+    }
+    return fd;
+}
+
+int fsetxattr(int fd, const char *name, const void *value, size_t size, int flags)
+{
+    typedef int setter(int, const char *, const void *, size_t, int);
+    setter *real = (setter *)dlsym(RTLD_NEXT, "fsetxattr");
+    int r = real(fd, name, value, size, flags);
+
+    return r == 0 && cuts ? ftruncate(fd, 0) : r;
+}
 
 static const char *instance_of(void)
 {
@@ -282,6 +316,33 @@ Test(names, one_that_somebody_else_holds_is_not_had)
     cr_expect_eq(names_take(&names, CB_NAMES_UP), -EEXIST);
     cr_expect(opens(m.names.base, CB_NAMES_UP, true));
     end(&m);
+}
+
+/* They see UP, and so what the other parts will be called. */
+Test(names, one_that_is_taken_in_part_is_left_for_another)
+{
+    struct made m;
+
+    n_squats = 3;
+    make(&m, instance_of(), getuid());
+    cr_expect_eq(n_squats, 0);
+    cr_expect(opens(m.names.base, CB_NAMES_DOWN, false));
+    cr_expect(opens(m.names.base, CB_NAMES_BELL, true));
+    end(&m);
+    cr_expect_eq(n_files(instance_of()), 0);
+}
+
+/* It is not guarded yet: to touch it then would kill. */
+Test(names, one_that_is_cut_short_while_it_is_made_is_not_touched)
+{
+    const uid_t uid = getuid() == LISTED ? OTHER : LISTED;
+    struct made m;
+
+    cuts = true;
+    make(&m, instance_of(), uid);
+    cuts = false;
+    end(&m);
+    cr_expect_eq(n_files(instance_of()), 0);
 }
 
 /* ---- what was left --------------------------------------------------------------------------- */

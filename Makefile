@@ -97,7 +97,7 @@ PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbct
 SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
-.PHONY: all audit timing deps explore promela model demo check test bench bench-zoo bench-peers figures asan tsan fuzz fuzz-afl soak-fuzz soak soak-simulate soak-null soak-kills soak-clients soak-crashes soak-instructions format lint install uninstall help clean \
+.PHONY: all audit timing deps explore mutants promela model demo check test bench bench-zoo bench-peers figures asan tsan fuzz fuzz-afl soak-fuzz soak soak-simulate soak-null soak-kills soak-clients soak-crashes soak-instructions format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -255,6 +255,8 @@ tsan: deps model ## All suites under ThreadSanitizer
 
 explore: $(BUILD)/tests/explore ## Explore shm under the C11 memory model, then check that every mutant is caught
 	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh
+mutants: all $(BUILD)/tests/test_client explore promela ## Every order, fence and check that the lane rests on is taken away in turn: a test must fail
+	CC=$(CC) tests/mutants/suite.sh tests/mutants/lost.txt $(BUILD) $(OBJ) client 'lost_lane/*'
 promela: ## Check the life cycles and wake protocols of tests/promela with spin, then that every mutant is caught
 	CC=$(CC) tests/promela/run.sh
 audit: all $(BUILD)/tests/audit_storm ## Put 50 bugs into the bookkeeping: its own audit must see at least 45 within 100 steps

@@ -15,8 +15,9 @@ static bool belongs(const struct cb_handle *h, const struct cb_held *q,
                     const struct cb_slot_view *view)
 {
     uint32_t n_known = q->n_seen;
+    /* That `emitted` lies within the run, and the run, if any, in the pool, is cb_lane_client_slot's. */
     if (view->gen != q->gen || view->state == CB_SLOT_FREE || view->state > CB_SLOT_FAILED ||
-        view->emitted > view->out_cap || view->out_cap > q->limit || (view->emitted && !view->ids))
+        view->out_cap > q->limit || (view->out_cap && !view->ids))
         return false;
     if (q->record && q->record->kept) {
         n_known = q->record->kept->n;
@@ -39,11 +40,25 @@ static bool unfinished(const struct cb_held *q)
     return q->state == CB_REQUEST_SENT || q->state == CB_REQUEST_RUNNING;
 }
 
+/* What was seen of it in the lane that it was sent to first, which nothing else has. */
+static void view_seen(const struct cb_held *q, struct cb_slot_view *view)
+{
+    *view = (struct cb_slot_view){.gen = q->gen,
+                                  .state = CB_SLOT_RUNNING,
+                                  .emitted = q->n_seen,
+                                  .n_prompt = q->n_prompt,
+                                  .ids = q->ids,
+                                  .times = q->times,
+                                  .weight_epoch = q->record->weight_epoch,
+                                  .seed = q->seed};
+}
+
 /* It was cut off, with what was seen of it. `view`: of its slot, or NULL: that makes no sense. */
 static void lose_one_locked(struct cb_handle *h, struct cb_held *q, const struct cb_slot_view *view,
                             int status)
 {
     struct cb_record *r = q->record;
+    struct cb_slot_view seen;
     if (cb_is_cancelled(q)) {
         cb_end_locked(h, q, CB_END_CANCELLED, 0);
         return;
@@ -58,6 +73,10 @@ static void lose_one_locked(struct cb_handle *h, struct cb_held *q, const struct
     }
     if (!r->kept && view && view->out_cap && r->entry.max_new_tokens == CB_NO_LIMIT)
         r->entry.max_new_tokens = view->out_cap; /* what an open one came to */
+    if (!r->kept && !view && q->ids) {
+        view_seen(q, &seen);
+        view = &seen;
+    }
     if (cb_record_keep(r, h->n_context)) {
         cb_end_locked(h, q, CB_END_ERROR, CB_NO_MEMORY);
         return;

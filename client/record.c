@@ -105,13 +105,13 @@ static struct cb_kept *kept_new(uint32_t capacity, uint32_t n_prompt, uint32_t p
     k->k = cb_planes_k(planes);
     ok &= (k->ids = malloc(n * sizeof(*k->ids))) != NULL;
     if (planes & CB_PLANE_TIMES)
-        ok &= (k->times = malloc(n * sizeof(*k->times))) != NULL;
+        ok &= (k->times = calloc(n, sizeof(*k->times))) != NULL;
     if (planes & CB_PLANE_EPOCHS)
-        ok &= (k->epochs = malloc(n * sizeof(*k->epochs))) != NULL;
+        ok &= (k->epochs = calloc(n, sizeof(*k->epochs))) != NULL;
     if (planes & CB_PLANE_LOGPROBS)
-        ok &= (k->logprobs = malloc(n * sizeof(*k->logprobs))) != NULL;
+        ok &= (k->logprobs = calloc(n, sizeof(*k->logprobs))) != NULL;
     if (k->k)
-        ok &= (k->top = malloc(n * k->k * sizeof(*k->top))) != NULL;
+        ok &= (k->top = calloc(n * k->k, sizeof(*k->top))) != NULL;
     if (planes & CB_PLANE_PROMPT)
         ok &= (k->prompt_logprobs = malloc(n_prompt * sizeof(*k->prompt_logprobs))) != NULL;
     if (planes & CB_PLANE_PROMPT && k->k)

@@ -348,8 +348,8 @@ static const void *pool_at(const struct cb_lane_client *lc, uint64_t off, uint64
 {
     uint64_t at = off - lc->g.down_pool_off;
 
-    if (off < lc->g.down_pool_off || off % size || at > lc->g.down_pool_bytes ||
-        n > (lc->g.down_pool_bytes - at) / size)
+    /* Before the pool, `at` has wrapped and is behind it. */
+    if (off % size || at > lc->g.down_pool_bytes || n > (lc->g.down_pool_bytes - at) / size)
         return NULL;
     return lc->down + off;
 }
@@ -387,10 +387,10 @@ void cb_lane_client_slot(const struct cb_lane_client *lc, uint32_t slot, struct 
     memset(view, 0, sizeof *view);
     view->gen = ctl >> 8;
     view->state = (enum cb_slot_state)(ctl & 0xff);
-    view->emitted = cb_lane_client_emitted(lc, slot);
+    /* Acquire: ids and planes below it are there. */
+    view->emitted = cb_load32(&from->emitted, CB_ACQUIRE);
     /* Relaxed, all of them: ordered by ctl. */
     view->out_cap = cb_load32(&from->out_cap, CB_RELAXED);
-    /* By the very number that the run is checked for, should DOWN change in between. */
     if (view->emitted > view->out_cap)
         view->emitted = view->out_cap;
     view->n_prompt = cb_load32(&from->n_prompt, CB_RELAXED);

@@ -19,7 +19,7 @@ const struct zoo_cell zoo_elsewhere[] = {
     {"fill /dev/shm from outside; descriptors used up", "environments"},
     {"each rule of resume broken", "daemon suite: resume"},
     {"resume, then stop or die, again and again; longest resumes on all lanes", "kills"},
-    {"named lanes truncated", "named: what_is_cut_short_breaks_one_lane"},
+    {"named lanes truncated", "named_harm: what_is_cut_short_breaks_one_lane"},
     {NULL, NULL},
 };
 

@@ -384,7 +384,8 @@ static void count(struct daemon *d, uint64_t begun_ns)
     d->seen = now;
 }
 
-void daemon_weights_changed(struct daemon *d)
+/* The engine has other weights: whoever is to know is told. */
+static void weights_changed(struct daemon *d)
 {
     const struct model_info *info = model_info(d->config.model);
     memcpy(d->clients->config.fingerprint, info->fingerprint, sizeof info->fingerprint);
@@ -435,7 +436,7 @@ void daemon_turn(struct daemon *d)
     count(d, begun_ns);
     bool works = r != ENGINE_IDLE || more;
     uint64_t turn_ns = works ? clock_now(d->config.clock) - begun_ns : 0;
-    bool loads = loading_turn(d);
+    bool loads = loading_turn(d, weights_changed);
     if (works) {
         d->step_us += ((double)turn_ns / 1000 - d->step_us) / 16;
         d->idle_since_ns = 0;

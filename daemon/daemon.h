@@ -96,9 +96,6 @@ void daemon_stop(struct daemon *d);
 /* LIVE rows of the settings were changed: what depends on them follows. */
 void daemon_settings_changed(struct daemon *d);
 
-/* The engine has other weights: whoever is to know is told. */
-void daemon_weights_changed(struct daemon *d);
-
 /* 0, or -EUCLEAN and *whyp a sentence: engine, clients, lanes, and that they agree. For tests. */
 int daemon_check(const struct daemon *d, const char **whyp);
 

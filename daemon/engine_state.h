@@ -1,6 +1,7 @@
 /* engine_state.h - what the files of the engine have in common; for them only.
  *
  *   engine.c        requests come and go; a step is planned, submitted, waited for
+ *   engine_ends.c   what ends is decided, then carried out
  *   engine_apply.c  what a step computed becomes tokens, restarts and ends
  *   engine_audit.c  the bookkeeping is checked at each step and made good again */
 #ifndef CB_DAEMON_ENGINE_STATE_H
@@ -47,6 +48,9 @@ struct engine {
 void engine_decide(struct engine *e, struct request *r, enum finish finish, int32_t error);
 /* Carries out all decided ends; says whether there were any. Only between steps. */
 bool engine_end_decided(struct engine *e);
+/* Waits until nothing is on the device; what it computed is in the batch's samples. 0, or as
+ * model_step_poll failed. */
+int engine_settle(struct engine *e);
 /* What came from outside since the last look: cancels and the time. */
 void engine_look(struct engine *e);
 

@@ -73,7 +73,7 @@ static enum on_new_weights wish_of(const struct settings *set)
                                                        : ON_NEW_WEIGHTS_CONTINUE;
 }
 
-static void publish(struct daemon *d)
+static void publish(struct daemon *d, void (*changed)(struct daemon *d))
 {
     struct loading l = d->loading;
     struct engine_stats before, after;
@@ -81,7 +81,7 @@ static void publish(struct daemon *d)
     engine_stats(d->engine, &before);
     engine_load_publish(d->engine, wish_of(d->config.settings));
     engine_stats(d->engine, &after);
-    daemon_weights_changed(d);
+    changed(d);
     uint64_t took_ns = clock_now(d->config.clock) - begun_ns;
     uint64_t stall_ms = (took_ns > l.stall_ns ? took_ns : l.stall_ns) / 1000000u;
     uint64_t n_steps = after.n_steps - l.n_steps;
@@ -122,7 +122,7 @@ static int slice(struct daemon *d)
     return r;
 }
 
-bool loading_turn(struct daemon *d)
+bool loading_turn(struct daemon *d, void (*changed)(struct daemon *d))
 {
     struct loading *l = &d->loading;
     if (!l->client)
@@ -133,7 +133,7 @@ bool loading_turn(struct daemon *d)
     if (l->client && took_ns > l->stall_ns)
         l->stall_ns = took_ns;
     if (r == 0)
-        publish(d);
+        publish(d, changed);
     return true;
 }
 

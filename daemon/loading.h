@@ -31,8 +31,9 @@ void loading_init(struct loading *l);
  * cb_status, and what it says is in reply. */
 int loading_begin(struct daemon *d, struct client *who, const uint64_t hash[2], struct buf *reply);
 
-/* A slice, if something is loaded: whether it was. Between steps. */
-bool loading_turn(struct daemon *d);
+/* A slice, if something is loaded: whether it was. Between steps. Calls `changed` when they are other
+ * weights, before anybody is told so. */
+bool loading_turn(struct daemon *d, void (*changed)(struct daemon *d));
 
 /* Gives up what is staged or loaded if its client is gone. Before anybody stages, and once a turn. */
 void loading_settle(struct daemon *d);

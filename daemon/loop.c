@@ -9,7 +9,6 @@
 #include <string.h>
 
 #include "daemon/base/clock.h"
-#include "daemon/base/log.h"
 
 #define NO_SLOT UINT32_MAX
 
@@ -40,19 +39,6 @@ void loop_fini(struct loop *l)
     free(l->ringing);
     l->slots = NULL;
     l->ringing = NULL;
-}
-
-int loop_new(struct loop **loopp, enum loop_kind kind, uint32_t n_watches,
-             const struct clock *clock, struct log *log)
-{
-    if (kind == LOOP_EPOLL)
-        return loop_epoll_new(loopp, n_watches, clock, log);
-    int r = loop_uring_new(loopp, n_watches, clock, log);
-    if (r && kind == LOOP_AUTO) {
-        log_info(log, "io_uring is refused here (%s); waiting with epoll", strerror(-r));
-        r = loop_epoll_new(loopp, n_watches, clock, log);
-    }
-    return r;
 }
 
 struct loop *loop_free(struct loop *l)

@@ -1,4 +1,4 @@
-/* daemon/loop_body.h - what a body of loop.h implements; only loop.c and the bodies include it.
+/* daemon/loop_body.h - what a body of loop.h implements; only loop*.c include it.
  *
  * A body puts struct loop first in its own struct and calls loop_init from its open function. A
  * slot is a watch's place; its generation tells late news of an earlier watch from the present

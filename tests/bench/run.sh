@@ -2,8 +2,8 @@
 # run.sh BUILD: what `make bench` prints: this machine's limits and the operators' share of them; what drawing
 # tokens costs; the engine without arithmetic; round trips between processes; what the library's calls cost; the
 # transport; then the real model through a real daemon, by the number of requests and by the length of their
-# context; and what clients that die cost the others. Tables for reading side by side on a quiet machine, the same
-# as CSV in BUILD/bench. Nothing is judged.
+# context, also while a daemon is replaced; and what clients that die cost the others. Tables for reading side by
+# side on a quiet machine, the same as CSV in BUILD/bench. Nothing is judged.
 #
 # BENCH_QUICK=1: fewer points, once each. BENCH_REPEATS: how often each is measured (3). Repeats take turns, so
 # that a slow moment of the machine spoils no single point.
@@ -110,6 +110,18 @@ echo "prompt_tokens,median_before,median_beside,p90,longest,prefill_s" >"$csv/ga
 "$build/tests/bench_gap" $((${contexts##*:} - new)) >>"$csv/gaps.csv" || exit 1
 table "$csv/gaps.csv"
 stop
+echo "== requests that go on at the next daemon: milliseconds between tokens through cbctl upgrade"
+echo "requests,prompt_tokens,median_before,longest_while_it_loads,longest,prefill_of_all" >"$csv/upgrades.csv"
+for n in 1 8; do
+    start --model "$model"
+    "$build/tests/bench_upgrade" "$build/cbctl" $n 1000 >>"$csv/upgrades.csv" || exit 1
+    wait "$daemon"
+    daemon=$("$build/cbctl" status --json | figure pid) # nobody's child
+    kill -TERM "$daemon"
+    while kill -0 "$daemon" 2>/dev/null; do sleep 0.1; done
+    daemon=
+done
+table "$csv/upgrades.csv"
 echo "== four clients beside companions that die"
 "$here/harm.sh" "$build" $deaths
 echo "CSV: $csv"

@@ -226,13 +226,13 @@ static int look_for_status(const char *run_dir, const struct cb_options *options
         return cb_fail_at(path, CB_NO_DAEMON, 0, 0);
     snprintf(found.name, sizeof(found.name), "%s", target + sizeof(SHM_DIR) - 1);
     int r = cb_segment_open_status(&found.page, found.name, options->trusted_uids,
-                                   options->n_trusted_uids, &found.is_live, &why);
+                                   options->n_trusted_uids, &found.maker, &why);
     const uid_t owner = let_in_by_root(run_dir, options);
     if (r == -EPERM && owner != (uid_t)-1)
-        r = cb_segment_open_status(&found.page, found.name, &owner, 1, &found.is_live, &why);
+        r = cb_segment_open_status(&found.page, found.name, &owner, 1, &found.maker, &why);
     if (r == 0 && cb_stats_attach(found.page.base, found.page.bytes) != 0) {
         cb_segment_unmap(&found.page);
-        return cb_fail_at(found.name, found.is_live ? CB_VERSION : CB_NO_DAEMON, 0, 0);
+        return cb_fail_at(found.name, found.maker.is_live ? CB_VERSION : CB_NO_DAEMON, 0, 0);
     }
     if (r)
         return cb_fail_at(why.text,
@@ -241,13 +241,13 @@ static int look_for_status(const char *run_dir, const struct cb_options *options
                           : r == -EACCES ? CB_DENIED
                                          : CB_SYSTEM,
                           0, 0);
-    if (found.is_live || !best->page.base) {
+    if (found.maker.is_live || !best->page.base) {
         cb_segment_unmap(&best->page);
         *best = found;
     } else {
         cb_segment_unmap(&found.page);
     }
-    return best->is_live ? 0 : CB_NO_DAEMON;
+    return best->maker.is_live ? 0 : CB_NO_DAEMON;
 }
 
 int cb_find_status(const struct cb_options *options, struct cb_found_status *found)

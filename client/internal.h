@@ -218,8 +218,8 @@ int cb_find_socket(const struct cb_options *options);
 int cb_find_socket_now(const struct cb_options *options);
 
 struct cb_found_status {
-    struct cb_segment page; /* read with shm/stats.h; cb_segment_unmap when done */
-    bool is_live;           /* else its daemon was killed, and left it            */
+    struct cb_segment page;       /* read with shm/stats.h; cb_segment_unmap when done */
+    struct cb_status_maker maker; /* if it does not live, it was killed, and left it */
     char name[CB_STATUS_NAME_MAX];
 };
 

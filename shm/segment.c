@@ -422,7 +422,7 @@ static bool is_trusted(uid_t uid, const uid_t *trusted, size_t n)
 }
 
 int cb_segment_open_status(struct cb_segment *s, const char *name, const uid_t *trusted, size_t n,
-                           bool *is_livep, struct cb_why *why)
+                           struct cb_status_maker *maker, struct cb_why *why)
 {
     struct stat st;
     int fd = segment_open(name, false);
@@ -439,7 +439,8 @@ int cb_segment_open_status(struct cb_segment *s, const char *name, const uid_t *
     } else {
         r = cb_segment_map(s, fd, (size_t)st.st_size, 0, why);
         /* Its maker holds the other kind until it dies, however it does. */
-        *is_livep = flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK;
+        maker->is_live = flock(fd, LOCK_SH | LOCK_NB) < 0 && errno == EWOULDBLOCK;
+        maker->uid = st.st_uid;
     }
     close(fd);
     return r;

@@ -74,12 +74,17 @@ void cb_status_segment_fini(struct cb_status_segment *s);
 /* Maps a descriptor that was received; the file must be at least `bytes` long. */
 int cb_segment_map(struct cb_segment *s, int fd, size_t bytes, int writable, struct cb_why *why);
 
+/* Who made a STATUS page. What it says is that user's word and no more. */
+struct cb_status_maker {
+    uid_t uid;
+    bool is_live; /* else it was killed, and left the page. Only of one that is complete: of one in
+                     the making this would say the same */
+};
+
 /* Opens a STATUS page by name, read-only, and maps all of it. Its owner must be root, this uid or
- * one of n `trusted`: else -EPERM, for others could cut it short under the reader. *is_livep: the
- * daemon lives; else it was killed, and left the page. Only for a page that is complete: of one in
- * the making this would say the same. */
+ * one of n `trusted`: else -EPERM, for others could cut it short under the reader. */
 int cb_segment_open_status(struct cb_segment *s, const char *name, const uid_t *trusted, size_t n,
-                           bool *is_livep, struct cb_why *why);
+                           struct cb_status_maker *maker, struct cb_why *why);
 
 /* Fine on an unmapped one. */
 void cb_segment_unmap(struct cb_segment *s);

@@ -2,7 +2,11 @@
  *
  * The daemon itself starts no processes. What the new one needs of the old one, its command line,
  * directory, environment and where its log goes, the kernel tells those who may know it: its user and
- * root. All that then happens is between the two daemons (takeover); here it is only waited for. */
+ * root. All that then happens is between the two daemons (takeover); here it is only waited for.
+ *
+ * Which process it is says the STATUS page, and that is the word of whoever made the page: a process
+ * that is another user's or group's, in whatever way, is not the one. Else who owns a page would
+ * have root run what he likes as whom he likes. */
 #include <argp.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -102,6 +106,12 @@ static bool find_program(uint64_t pid, char path[4096])
     return true;
 }
 
+/* The ids of a process are four: real, effective, saved, and for files. */
+static bool are_all(const gid_t ids[4], gid_t id)
+{
+    return ids[0] == id && ids[1] == id && ids[2] == id && ids[3] == id;
+}
+
 /* Up to `most` numbers of the line that starts with `name` in /proc/PID/status. */
 static size_t read_ids(const char *status, const char *name, gid_t *ids, size_t most)
 {
@@ -120,8 +130,9 @@ static size_t read_ids(const char *status, const char *name, gid_t *ids, size_t 
     return n;
 }
 
-/* Who it runs as, whose place this process may take: as itself, or as root. */
-static bool find_user(uint64_t pid, struct user *user)
+/* Who it runs as: uid, and one group beside others. A program that takes the rights of its file's
+ * owner or group, as su does, runs as neither. */
+static bool find_user(uint64_t pid, uid_t uid, struct user *user)
 {
     gid_t uids[4], gids[4];
     size_t n;
@@ -132,11 +143,9 @@ static bool find_user(uint64_t pid, struct user *user)
     n = read_ids(status, "\nUid:", uids, 4) + read_ids(status, "\nGid:", gids, 4);
     user->n_groups = read_ids(status, "\nGroups:", user->groups, GROUPS_MAX);
     free(status);
-    if (n < 8)
-        return false;
-    user->uid = uids[1];
+    user->uid = uid;
     user->gid = gids[1];
-    return user->uid == geteuid() || geteuid() == 0;
+    return n == 8 && are_all(uids, uid) && are_all(gids, user->gid);
 }
 
 /* ---- the new one ----------------------------------------------------------------------------- */
@@ -170,15 +179,17 @@ static _Noreturn void become(const struct user *user, uint64_t pid, const char *
     snprintf(path, sizeof path, "/proc/%llu/cwd", (unsigned long long)pid);
     if (chdir(path) < 0)
         _exit(126);
-    /* Where its log goes. What can neither be taken nor opened again, is ours. */
+    /* Where its log goes. What can neither be taken nor opened again, is ours; but another user is not
+     * given root's terminal. */
+    bool is_other = user->uid != geteuid();
     int log = take_fd(pid, STDERR_FILENO);
     if (!become_user(user))
         _exit(126);
     snprintf(path, sizeof path, "/proc/%llu/fd/2", (unsigned long long)pid);
     if (log < 0)
         log = open(path, O_WRONLY | O_APPEND | O_CLOEXEC | O_NOCTTY);
-    if (log >= 0)
-        dup2(log, STDERR_FILENO);
+    if (log >= 0 || is_other)
+        dup2(log >= 0 ? log : null, STDERR_FILENO);
     dup2(null, STDIN_FILENO);
     dup2(out_fd, STDOUT_FILENO);
     execve(program, arguments, environment);
@@ -229,7 +240,7 @@ static pid_t start(const struct upgrade *u, uint64_t old, const char *program, c
     return pid;
 }
 
-static int upgrade(const struct upgrade *u, uint64_t old)
+static int upgrade(struct upgrade *u, uint64_t old)
 {
     char path[4096];
     size_t n_line, n_environment, n_arguments, n_variables;
@@ -241,6 +252,9 @@ static int upgrade(const struct upgrade *u, uint64_t old)
 
     if (!arguments || !environment || (!u->program && !find_program(old, path))) {
         cbctl_complain(&u->ctl, "can't read how process %llu was started", (unsigned long long)old);
+    } else if (!find_user(old, u->user.uid, &u->user)) {
+        cbctl_complain(&u->ctl, "process %llu became another one meanwhile",
+                       (unsigned long long)old);
     } else {
         static char take[] = "--takeover=true";
         const char *program = u->program ? u->program : path;
@@ -321,10 +335,18 @@ int cmd_upgrade(const struct cbctl *ctl, int argc, char **argv)
         cbctl_complain(&u.ctl, "%s", why);
         return CBCTL_FAILED;
     }
-    if (!find_user(w.boot.pid, &u.user)) {
+    if (w.maker != geteuid() && geteuid() != 0) {
         cbctl_complain(&u.ctl,
                        "process %llu is another user's: only it and root can put one in its place",
                        (unsigned long long)w.boot.pid);
+        return CBCTL_FAILED;
+    }
+    if (!find_user(w.boot.pid, w.maker, &u.user)) {
+        cbctl_complain(
+            &u.ctl,
+            "the STATUS page, which is user %u's, names process %llu, which does not run "
+            "as that user: nothing is put in its place",
+            (unsigned)w.maker, (unsigned long long)w.boot.pid);
         return CBCTL_FAILED;
     }
     return upgrade(&u, w.boot.pid);

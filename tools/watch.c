@@ -46,7 +46,8 @@ int watch_take(const char *instance, struct watch *w, char why[WATCH_WHY_MAX])
         return -1;
     }
     copy_page(w, found.page.base);
-    if (!found.is_live) {
+    w->maker = found.maker.uid;
+    if (!found.maker.is_live) {
         snprintf(why, WATCH_WHY_MAX,
                  "no daemon serves this instance: the last one, process %" PRIu64
                  ", was killed, and left its STATUS page in /dev/shm%s",

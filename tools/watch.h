@@ -8,6 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include <sys/types.h>
+
 #include "shm/stats.h"
 
 #define WATCH_WHY_MAX 512
@@ -16,6 +18,7 @@ enum watch_state { WATCH_SERVING, WATCH_DRAINING, WATCH_PAUSED, WATCH_SUSPENDED,
 
 struct watch {
     struct cb_stats_boot boot;
+    uid_t maker; /* whose page it is, and so whose word all the rest is */
     enum watch_state state;
     uint64_t taken_ns; /* of the monotonic clock */
     uint64_t up_ns;    /* since its start, to the second; 0 if the machine's clock was set back */

@@ -172,22 +172,23 @@ Test(segment, status_is_found_by_name_and_vanishes)
     struct cb_segment reader;
     struct cb_why why = {""};
     char name[CB_STATUS_NAME_MAX];
-    bool is_live = false;
+    struct cb_status_maker maker = {0};
 
     cr_assert_eq(cb_status_segment_make(&s, "test-a", 8192, 0640, (gid_t)-1, &why), 0, "%s",
                  why.text);
     memcpy(name, s.name, sizeof name);
     cr_assert(strstr(name, "test-a.status"), "%s", name);
     ((char *)s.map.base)[100] = 5;
-    cr_assert_eq(cb_segment_open_status(&reader, name, NULL, 0, &is_live, &why), 0, "%s", why.text);
-    cr_assert(is_live);
+    cr_assert_eq(cb_segment_open_status(&reader, name, NULL, 0, &maker, &why), 0, "%s", why.text);
+    cr_assert(maker.is_live);
+    cr_assert_eq(maker.uid, geteuid());
     cr_assert_eq(((char *)reader.base)[100], 5);
     cr_assert_eq(reader.bytes, 8192);
     cr_assert_lt(mprotect(reader.base, 4096, PROT_READ | PROT_WRITE), 0);
     cb_segment_unmap(&reader);
     cb_status_segment_fini(&s);
     cb_status_segment_fini(&s);
-    cr_assert_eq(cb_segment_open_status(&reader, name, NULL, 0, &is_live, &why), -ENOENT);
+    cr_assert_eq(cb_segment_open_status(&reader, name, NULL, 0, &maker, &why), -ENOENT);
 }
 
 static void die(struct cb_status_segment *s)
@@ -212,19 +213,19 @@ Test(segment, a_killed_daemons_status_is_told_from_a_living_ones)
     struct cb_status_segment s;
     struct cb_segment reader;
     struct cb_why why = {""};
-    bool is_live;
+    struct cb_status_maker maker;
 
     cr_assert_eq(cb_status_segment_make(&s, "test-d", 4096, 0644, (gid_t)-1, &why), 0);
     ((char *)s.map.base)[9] = 3;
     for (int i = 0; i < 3; i++) { /* to look changes nothing */
-        is_live = false;
-        cr_assert_eq(cb_segment_open_status(&reader, s.name, NULL, 0, &is_live, &why), 0);
-        cr_expect(is_live);
+        maker.is_live = false;
+        cr_assert_eq(cb_segment_open_status(&reader, s.name, NULL, 0, &maker, &why), 0);
+        cr_expect(maker.is_live);
         cb_segment_unmap(&reader);
     }
     die(&s);
-    cr_assert_eq(cb_segment_open_status(&reader, s.name, NULL, 0, &is_live, &why), 0);
-    cr_expect_not(is_live);
+    cr_assert_eq(cb_segment_open_status(&reader, s.name, NULL, 0, &maker, &why), 0);
+    cr_expect_not(maker.is_live);
     cr_expect_eq(((char *)reader.base)[9], 3);
     cb_segment_unmap(&reader);
     shm_unlink(s.name);
@@ -236,16 +237,16 @@ Test(segment, another_users_status_is_not_read)
     struct cb_status_segment s;
     struct cb_segment reader;
     struct cb_why why = {""};
-    bool is_live;
+    struct cb_status_maker maker;
 
     if (geteuid() != 0)
         cr_skip_test("needs root to give a file away");
     cr_assert_eq(cb_status_segment_make(&s, "test-e", 4096, 0644, (gid_t)-1, &why), 0);
     cr_assert_eq(fchown(s.lock_fd, 65534, (gid_t)-1), 0);
-    cr_expect_eq(cb_segment_open_status(&reader, s.name, NULL, 0, &is_live, &why), -EPERM);
-    cr_expect_eq(cb_segment_open_status(&reader, s.name, trusted, 1, &is_live, &why), -EPERM);
+    cr_expect_eq(cb_segment_open_status(&reader, s.name, NULL, 0, &maker, &why), -EPERM);
+    cr_expect_eq(cb_segment_open_status(&reader, s.name, trusted, 1, &maker, &why), -EPERM);
     cr_expect_null(reader.base);
-    cr_expect_eq(cb_segment_open_status(&reader, s.name, trusted, 2, &is_live, &why), 0);
+    cr_expect_eq(cb_segment_open_status(&reader, s.name, trusted, 2, &maker, &why), 0);
     cb_segment_unmap(&reader);
     cb_status_segment_fini(&s);
 }
@@ -289,13 +290,13 @@ Test(segment, a_pipe_under_its_names_keeps_no_daemon_from_starting, .timeout = 2
     struct cb_segment reader;
     struct cb_why why = {""};
     char path[96];
-    bool is_live;
+    struct cb_status_maker maker;
 
     snprintf(path, sizeof path, "/dev/shm/cbd.%u.test-f.status", (unsigned)getuid());
     cr_assert_eq(mkfifo(path, 0666), 0);
     cr_assert_eq(mkfifo(strays, 0666), 0);
-    cr_expect_lt(
-        cb_segment_open_status(&reader, path + strlen("/dev/shm"), NULL, 0, &is_live, &why), 0);
+    cr_expect_lt(cb_segment_open_status(&reader, path + strlen("/dev/shm"), NULL, 0, &maker, &why),
+                 0);
     if (geteuid() == 0)
         cr_assert_eq(chown(path, 65534, 65534), 0);
     cr_expect_eq(cb_status_segment_make(&s, "test-f", 4096, 0644, (gid_t)-1, &why), 0, "%s",

@@ -9,13 +9,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/sandbox.h"
+#include "shm/segment.h"
+#include "shm/stats.h"
 #include "tests/system/crowd.h"
 
 #ifndef SO_PASSRIGHTS
@@ -193,6 +197,83 @@ Test(service, root_upgrades_one_that_became_another_user)
     crowd_join(&c);
     crowd_fini(&c);
     system_settle(&s);
+    system_fini(&s);
+}
+
+/* As whoever the daemon became: a page that names a process of root's, until stopped. */
+static pid_t forge_page(const struct system *s, const struct passwd *user, pid_t named)
+{
+    struct cb_status_segment page;
+    struct cb_why why = {""};
+    char path[128], target[128];
+    int made[2];
+    char byte;
+    snprintf(path, sizeof path, "%s/%s", s->dir, s->instance);
+    cr_assert(mkdir(path, 0755) == 0 && chown(path, user->pw_uid, user->pw_gid) == 0);
+    cr_assert_eq(pipe2(made, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct cb_stats_boot boot = {.pid = (uint64_t)named};
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (setgid(user->pw_gid) || setuid(user->pw_uid) ||
+            cb_status_segment_make(&page, s->instance, sizeof(struct cb_stats_page), 0644,
+                                   (gid_t)-1, &why))
+            _exit(1);
+        cb_stats_init(page.map.base, &boot);
+        snprintf(path, sizeof path, "%s/%s/status", s->dir, s->instance);
+        snprintf(target, sizeof target, "/dev/shm%s", page.name);
+        if (symlink(target, path) || write(made[1], "m", 1) != 1)
+            _exit(1);
+        pause();
+    }
+    close(made[1]);
+    cr_assert_eq(read(made[0], &byte, 1), 1, "no page was made");
+    close(made[0]);
+    return pid;
+}
+
+/* A process of root's that tells in a file whenever one is started as it was. */
+static pid_t root_s_process(const char *mark)
+{
+    char script[128];
+    int held[2];
+    snprintf(script, sizeof script, "touch %s; read line", mark);
+    cr_assert_eq(pipe2(held, O_CLOEXEC), 0); /* its input, which never comes */
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        dup2(held[0], STDIN_FILENO);
+        execl("/bin/sh", "sh", "-c", script, (char *)NULL);
+        _exit(126);
+    }
+    for (int ms = 0; access(mark, F_OK) && ms < HANG_MS; ms++)
+        usleep(1000);
+    cr_assert_eq(unlink(mark), 0);
+    return pid;
+}
+
+/* Root takes nobody's word for what to run as root. */
+Test(service, root_puts_nothing_in_the_place_of_a_process_that_another_user_names)
+{
+    const struct passwd *nobody = getpwnam("nobody");
+    char mark[80], name[96];
+    struct system s;
+    if (!is_root() || !nobody)
+        return;
+    system_init(&s);
+    snprintf(mark, sizeof mark, "%s/mark", s.dir);
+    pid_t victim = root_s_process(mark), forger = forge_page(&s, nobody, victim);
+    struct output o = system_run(&s, NULL, "cbctl", SETTINGS("-i", s.instance, "upgrade"));
+    cr_expect_eq(o.status, 1);
+    cr_expect(strstr(o.err, "does not run as that user"), "%s", o.err);
+    cr_expect_neq(access(mark, F_OK), 0, "what was named was started, as root");
+    output_free(&o);
+    kill(forger, SIGKILL);
+    kill(victim, SIGKILL);
+    waitpid(forger, NULL, 0);
+    waitpid(victim, NULL, 0);
+    snprintf(name, sizeof name, "/cbd.%u.%.20s.status", (unsigned)nobody->pw_uid, s.instance);
+    shm_unlink(name);
     system_fini(&s);
 }
 

@@ -34,11 +34,24 @@ int clients_new(struct clients **clientsp, const struct clients_config *config)
         c->table[i].clients = c;
         list_append(&c->free, &c->table[i].link);
     }
+    chores_init(&c->chores, config->loop, config->clock, c->quotas, config->stats);
     *clientsp = c;
     return 0;
 }
 
 /* ---- connections ----------------------------------------------------------------------------- */
+
+/* At the loop's asking: its uid pays for it. */
+static void take_down(struct client *cl, enum cb_closed why)
+{
+    struct chores *ch = &cl->clients->chores;
+    struct quota *q = cl->quota;
+    uint64_t since_ns = chores_now(ch);
+    chores_hold(q);
+    clients_close(cl->clients, cl, why);
+    chores_charge(ch, q, &since_ns);
+    chores_let_go(ch, q);
+}
 
 static void patience_due(struct loop_timer *t)
 {
@@ -47,14 +60,15 @@ static void patience_due(struct loop_timer *t)
                cl->state == CLIENT_ADMIN ? "read its answer" : "finish its handshake");
     /* No reason in the lane: if READY was on its way, the client takes this for a daemon that went, and
      * comes again. */
-    clients_close(cl->clients, cl, CB_CLOSED_NO);
+    take_down(cl, CB_CLOSED_NO);
 }
 
 static void pid_ready(struct loop_watch *w, uint32_t events)
 {
     struct client *cl = list_entry(w, struct client, pid);
     (void)events;
-    clients_close(cl->clients, cl, CB_CLOSED_BYE);
+    if (chores_may_end(&cl->clients->chores))
+        take_down(cl, CB_CLOSED_BYE);
 }
 
 /* A bell that failed for another reason than a full socket leaves the sleep unanswered: the next
@@ -90,6 +104,7 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
     list_remove(&cl->link);
     memset(cl, 0, sizeof *cl);
     list_init(&cl->link);
+    list_init(&cl->waiting);
     cl->clients = c;
     cl->lease = *lease;
     cl->quota = q;
@@ -120,6 +135,16 @@ int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
     loop_timer_set(c->config.loop, &cl->patience, now + CLIENTS_PATIENCE_NS);
     *clientp = cl;
     return 0;
+}
+
+void clients_wait(struct client *cl, bool waits)
+{
+    const struct clients_config *config = &cl->clients->config;
+    if (cl->state != CLIENT_CONNECTED && cl->state != CLIENT_WELCOMED)
+        return;
+    loop_timer_clear(&cl->patience);
+    if (!waits)
+        loop_timer_set(config->loop, &cl->patience, clock_now(config->clock) + CLIENTS_PATIENCE_NS);
 }
 
 /* No longer half-open: live, a command, or gone. */
@@ -322,6 +347,7 @@ void clients_close(struct clients *c, struct client *cl, enum cb_closed why)
         count_lane(c, cl, UINT32_MAX);
     }
     list_remove(&cl->link);
+    list_remove(&cl->waiting);
     loop_unwatch(c->config.loop, &cl->sock);
     loop_unwatch(c->config.loop, &cl->pid);
     (void)shutdown(cl->sock.fd, SHUT_RDWR);
@@ -353,7 +379,6 @@ void clients_request_taken(struct clients *c, struct client_slot *s, struct requ
                            uint32_t n_prompt, uint64_t now_ns)
 {
     struct client *cl = s->client;
-    (void)c;
     assert(!s->request);
     s->request = request;
     s->accepted_ns = now_ns;
@@ -361,6 +386,7 @@ void clients_request_taken(struct clients *c, struct client_slot *s, struct requ
     s->n_prompt = n_prompt;
     cl->n_running++;
     cl->quota->use.n_requests++;
+    c->quotas->n_requests++;
     cl->quota->use.waiting_tokens += n_prompt;
 }
 
@@ -371,6 +397,7 @@ void clients_request_over(struct clients *c, struct client_slot *s)
     s->request = NULL;
     cl->n_running--;
     cl->quota->use.n_requests--;
+    c->quotas->n_requests--;
     cl->quota->use.waiting_tokens -= s->n_prompt;
     c->has_credit = true;
     if (cl->state == CLIENT_GONE && cl->n_running == 0)
@@ -449,12 +476,14 @@ static struct quota_use count_use(const struct clients *c, const struct quota *q
 int clients_check(const struct clients *c, const char **whyp)
 {
     struct list *l, *after;
+    uint32_t n_requests = 0;
     int r = 0;
     list_for_each (l, after, &c->quotas->used) {
         const struct quota *q = list_entry(l, const struct quota, link);
         const struct quota_use counted = count_use(c, q);
         if (r == 0)
             r = quota_check(q, &counted, whyp);
+        n_requests += counted.n_requests;
     }
     uint32_t n_holders = 0;
     for (uint32_t i = 0; i < c->n_clients && r == 0; i++) {
@@ -462,8 +491,9 @@ int clients_check(const struct clients *c, const char **whyp)
             r = cb_lane_check(c->table[i].lane, whyp);
         n_holders += c->table[i].holds_pause;
     }
-    if (r == 0 && n_holders != c->n_holders) {
-        *whyp = "clients: those that hold a pause are not as many as were counted";
+    if (r == 0 && (n_holders != c->n_holders || n_requests != c->quotas->n_requests)) {
+        *whyp =
+            "clients: those that hold a pause, or their requests, are not as many as were counted";
         r = -EUCLEAN;
     }
     return r;

@@ -25,6 +25,7 @@
 
 #include "daemon/base/list.h"
 #include "daemon/bells.h"
+#include "daemon/chores.h"
 #include "daemon/lane_memory.h"
 #include "daemon/loop.h"
 #include "daemon/quota.h"
@@ -87,8 +88,9 @@ struct client {
     bool waits;     /* cb_lane_wait was called: for credit outside the lane */
     bool is_paused; /* its requests are not run: its own wish */
 
-    void *reply;      /* control's: the answer being sent */
-    struct list link; /* of the quota's live clients, else of the free ones */
+    void *reply;         /* control's: the answer being sent */
+    struct list waiting; /* chores': among those whose socket is not read now */
+    struct list link;    /* of the quota's live clients, else of the free ones */
 };
 
 struct clients_config {
@@ -119,6 +121,7 @@ struct clients {
     struct list free;
     bool has_credit; /* some request ended since intake last looked */
     struct bells bells;
+    struct chores chores;
 };
 
 /* 0 or -ENOMEM. */
@@ -130,6 +133,9 @@ struct clients *clients_free(struct clients *c); /* closes all; no request runs 
 int clients_connect(struct clients *c, int fd, const struct cb_lease *lease,
                     void (*ready)(struct loop_watch *w, uint32_t events), struct client **clientp,
                     uint32_t detail[2]);
+
+/* Its socket is not read for a while, and is again: of its patience with the handshake nothing is lost. */
+void clients_wait(struct client *cl, bool waits);
 
 /* Gives a CONNECTED client the lane that hello (checked by control) asks for: WELCOMED. 0, and
  * fds[2] (UP, DOWN) are the caller's to pass and close, unless the lane has names

@@ -64,6 +64,7 @@ struct control *control_free(struct control *c)
 void control_begin_turn(struct control *c)
 {
     c->turn++;
+    chores_begin_turn(&c->config.clients->chores);
 }
 
 void control_refuse_all(struct control *c)
@@ -374,10 +375,9 @@ static struct control *control_of(const struct client *cl)
     return cl->clients->control;
 }
 
-static void client_ready(struct loop_watch *w, uint32_t events)
+/* What a client's socket has to say. */
+static void serve(struct control *c, struct client *cl, uint32_t events)
 {
-    struct client *cl = list_entry(w, struct client, sock);
-    struct control *c = control_of(cl);
     /* Aligned for every record; foreign bytes until checked. */
     _Alignas(8) unsigned char record[CB_RECORD_BYTES];
     if (cl->reply) { /* commands wait until the answer before them is out */
@@ -406,6 +406,25 @@ static void client_ready(struct loop_watch *w, uint32_t events)
             n = 0; /* longer than any record */
         handle_record(c, cl, record, (size_t)n);
     }
+}
+
+static void client_ready(struct loop_watch *w, uint32_t events)
+{
+    struct client *cl = list_entry(w, struct client, sock);
+    struct control *c = control_of(cl);
+    struct chores *ch = &c->config.clients->chores;
+    struct quota *q = cl->quota;
+    bool may = cl->reply || chores_may_serve(ch, cl); /* the answer to what was served */
+    if (!may && !(events & LOOP_HUP && chores_may_end(ch)))
+        return;
+    uint64_t since_ns = chores_now(ch);
+    chores_hold(q);
+    if (may)
+        serve(c, cl, events);
+    else /* nobody is there who could be told anything */
+        clients_close(c->config.clients, cl, CB_CLOSED_BYE);
+    chores_charge(ch, q, &since_ns);
+    chores_let_go(ch, q);
 }
 
 void control_adopt(struct control *c, int fd, const struct cb_lease *lease)
@@ -442,25 +461,33 @@ static bool accept_and_drop(struct control *c)
     return fd >= 0;
 }
 
+/* False: there was none. */
+static bool accept_one(struct control *c)
+{
+    int fd = accept4(c->listener.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    struct cb_lease lease;
+    if (fd < 0)
+        return (errno == EMFILE || errno == ENFILE) && accept_and_drop(c);
+    int r = cb_lease_take(&lease, fd);
+    if (r) {
+        log_client(c->config.log, "can't tell who connected (%s)", strerror(-r));
+        close(fd);
+        return true;
+    }
+    control_adopt(c, fd, &lease);
+    return true;
+}
+
 static void listener_ready(struct loop_watch *w, uint32_t events)
 {
     struct control *c = list_entry(w, struct control, listener);
+    struct chores *ch = &c->config.clients->chores;
+    bool more = true;
     (void)events;
-    for (int i = 0; i < ACCEPTS_A_TURN; i++) {
-        int fd = accept4(w->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        struct cb_lease lease;
-        if (fd < 0) {
-            if ((errno == EMFILE || errno == ENFILE) && accept_and_drop(c))
-                continue;
-            return;
-        }
-        int r = cb_lease_take(&lease, fd);
-        if (r) {
-            log_client(c->config.log, "can't tell who connected (%s)", strerror(-r));
-            close(fd);
-            continue;
-        }
-        control_adopt(c, fd, &lease);
+    for (int i = 0; i < ACCEPTS_A_TURN && more && chores_may_accept(ch); i++) {
+        uint64_t since_ns = chores_now(ch);
+        more = accept_one(c);
+        chores_charge(ch, NULL, &since_ns);
     }
 }
 
@@ -468,5 +495,6 @@ int control_listen(struct control *c, int listen_fd)
 {
     c->listener.fd = listen_fd;
     c->listener.ready = listener_ready;
+    c->config.clients->chores.listener = &c->listener;
     return loop_watch(c->config.loop, &c->listener, LOOP_READ);
 }

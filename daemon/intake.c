@@ -417,6 +417,19 @@ static int64_t serve_uid(struct intake *i, struct quota *q, bool *donep)
     return used;
 }
 
+/* The same, at the uid's own cost if nothing comes of it that it pays for otherwise: what is refused, or
+ * cancelled before it was taken. */
+static int64_t round_of(struct intake *i, struct quota *q, uint64_t *since_ns, bool *donep)
+{
+    uint32_t n_requests = i->n_requests;
+    int64_t used = serve_uid(i, q, donep);
+    if (used > 0 && i->n_requests == n_requests)
+        chores_charge(&i->config.clients->chores, q, since_ns);
+    else
+        *since_ns = chores_now(&i->config.clients->chores);
+    return used;
+}
+
 /* Credit that came back may be what a waiting lane waits for. */
 static void retry_waiting(struct intake *i)
 {
@@ -440,7 +453,9 @@ static void retry_waiting(struct intake *i)
 bool intake_drain(struct intake *i)
 {
     struct clients *c = i->config.clients;
+    struct chores *ch = &c->chores;
     struct engine_stats stats;
+    uint64_t since_ns = chores_now(ch);
     int64_t left = PASS_UNITS;
     struct list *last = NULL;
     bool more;
@@ -456,9 +471,11 @@ bool intake_drain(struct intake *i)
         list_for_each (l, after, &c->quotas->used) {
             struct quota *q = list_entry(l, struct quota, link);
             bool done = true;
-            if (list_is_empty(&q->live))
+            if (list_is_empty(&q->live) || !chores_may_take(ch, q))
                 continue;
-            int64_t used = serve_uid(i, q, &done);
+            chores_hold(q);
+            int64_t used = round_of(i, q, &since_ns, &done);
+            chores_let_go(ch, q);
             left -= used;
             more |= !done;
             if (used > 0)

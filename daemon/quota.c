@@ -41,7 +41,8 @@ struct quotas *quotas_free(struct quotas *qs)
 
 static bool is_idle(const struct quota *q)
 {
-    return q->use.n_connections == 0 && q->use.n_requests == 0 && q->use.bytes == 0;
+    return q->use.n_connections == 0 && q->use.n_requests == 0 && q->use.bytes == 0 &&
+           q->n_chores == 0;
 }
 
 static void release(struct quotas *qs, struct quota *q)
@@ -70,13 +71,15 @@ struct quota *quotas_of(struct quotas *qs, uid_t uid)
     struct quota *q = list_entry(qs->free.next, struct quota, link);
     list_remove(&q->link);
     q->uid = uid;
+    allowance_init(&q->time, clock_now(qs->clock));
     list_append(&qs->used, &q->link);
     return q;
 }
 
 void quotas_settle(struct quotas *qs, struct quota *q)
 {
-    if (is_idle(q) && !quotas_holds_off(qs, q))
+    if (is_idle(q) && !quotas_holds_off(qs, q) &&
+        allowance_is_whole(&q->time, clock_now(qs->clock)))
         release(qs, q);
 }
 

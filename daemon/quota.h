@@ -5,8 +5,8 @@
  * business: nothing here refuses, but for the table being full.
  *
  * A broken lane holds its uid off for a second, the next one for two, up to BACKOFF_MOST. An entry
- * outlives its last connection only for that, and gives way when the table is full: with it the
- * count is forgotten. Loop thread only. */
+ * outlives its last connection only for that, or until it owes the loop no time (daemon/chores.h),
+ * and gives way when the table is full: with it the count is forgotten. Loop thread only. */
 #ifndef CB_DAEMON_QUOTA_H
 #define CB_DAEMON_QUOTA_H
 
@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "daemon/allowance.h"
 #include "daemon/base/clock.h"
 #include "daemon/base/list.h"
 
@@ -27,6 +28,8 @@ struct quota {
     struct quota_use use; /* clients charges it                      */
     uint32_t n_broken;    /* lanes closed for a broken rule          */
     uint64_t backoff_until_ns;
+    struct allowance time;  /* of the loop, and ... */
+    uint32_t n_chores;      /* ... what is being done for it now: chores' */
     uint64_t commands_turn; /* control's: n_commands were given in this turn */
     uint32_t n_commands;
     int64_t deficit;  /* intake's: what it may still take in this round */
@@ -37,6 +40,7 @@ struct quota {
 struct quotas {
     const struct clock *clock;
     struct quota *table;
+    uint32_t n_requests;    /* of all: clients' */
     struct list used, free; /* intake turns `used` */
 };
 
@@ -49,7 +53,7 @@ struct quotas *quotas_free(struct quotas *qs); /* NULL is fine; returns NULL */
 struct quota *quotas_of(struct quotas *qs, uid_t uid);
 
 /* Something was given back, or was not charged after all: an entry without use is released, unless
- * its uid is held off. */
+ * its uid is held off, or owes time. */
 void quotas_settle(struct quotas *qs, struct quota *q);
 
 /* A lane of its was closed for a broken rule: no new one for a while. */

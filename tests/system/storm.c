@@ -151,6 +151,7 @@ void storm_check(struct crowd *c, const struct storm *st, struct cb_handle *h, u
 struct flight {
     uint64_t id; /* 0: none */
     uint32_t which, cancel_at, n_seen;
+    uint64_t last_ns; /* when it got tokens last */
 };
 
 static void send_one(struct crowd *c, const struct storm *st, struct cb_handle *h, struct flight *f,
@@ -162,6 +163,7 @@ static void send_one(struct crowd *c, const struct storm *st, struct cb_handle *
     if (cb_submit(h, &r.request, &f->id))
         crowd_fail(c, "request %u: %s", f->which, cb_message());
     f->n_seen = 0;
+    f->last_ns = 0;
     if (f->cancel_at == 0)
         cb_cancel(h, f->id);
 }
@@ -205,6 +207,8 @@ static bool take_one(struct crowd *c, const struct storm_member *m, struct cb_ha
                       "request %u, streamed token %zu is %u", f->which, event.first + k,
                       event.ids[k]);
     f->n_seen += (uint32_t)event.n_ids;
+    if (m->pace && event.n_ids)
+        pace_note(m->pace, event.n_ids, &f->last_ns);
     if (event.type == CB_EVENT_TOKENS) {
         if (f->n_seen >= f->cancel_at)
             cb_cancel(h, f->id);

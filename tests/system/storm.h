@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "tests/system/crowd.h"
+#include "tests/system/pace.h"
 
 enum { STORM_CLIENTS = 32, STORM_EACH = 8, STORM_PROMPT_MAX = 600, STORM_NEW_MAX = 200 };
 
@@ -58,8 +59,9 @@ struct storm_member {
     const struct storm *storm;
     uint32_t n_rounds;
     bool cancels;
-    uint32_t kind;  /* enum cb_kind */
-    uint32_t named; /* as in cb_options */
+    uint32_t kind;     /* enum cb_kind */
+    uint32_t named;    /* as in cb_options */
+    struct pace *pace; /* of all its tokens; NULL: not measured */
 };
 void storm_member_run(struct crowd *c, uint32_t i, void *member);
 

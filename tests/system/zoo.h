@@ -11,6 +11,8 @@
 #include "tests/system/storm.h"
 #include "tests/system/raw.h"
 #include "shm/lane.h"
+#include "shm/sampling.h"
+#include "shm/stop.h"
 /* clang-format on */
 
 enum { ZOO_ROUNDS = 60 };

@@ -185,9 +185,12 @@ static void lies_about_cursors(struct crowd *c, uint32_t i, void *arg)
     (void)raw_send_plain(&k.raw, CB_RECORD_BELL);
     uint64_t sent = cb_load64(&hot(&k)->req_sent, CB_RELAXED);
     uint64_t taken = cb_load64(&hot(&k)->res_taken, CB_RELAXED);
+    const uint64_t random[2] = {(uint64_t)draw(&k.random, 1u << 31) << 32 | 1u << 30,
+                                (uint64_t)draw(&k.random, 1u << 31) << 32 | 1u << 30};
     const uint64_t lies[][2] = {{sent + 1000000, taken},  {sent - 1000, taken},
                                 {sent, taken + 1000000},  {sent, taken - 1000},
-                                {UINT64_MAX, UINT64_MAX}, {sent ^ 1ull << 63, taken ^ 1ull << 63}};
+                                {UINT64_MAX, UINT64_MAX}, {sent ^ 1ull << 63, taken ^ 1ull << 63},
+                                {random[0], random[1]}};
     cb_store64(&hot(&k)->req_sent, lies[way][0], CB_RELEASE);
     cb_store64(&hot(&k)->res_taken, lies[way][1], CB_RELEASE);
     /* No result is taken: that would set the cursor right. */
@@ -265,18 +268,52 @@ static void storms_with_cancels(struct crowd *c, uint32_t i, void *arg)
 
 /* ---- sizes and ids ------------------------------------------------------------------------------- */
 
-/* One field of a right entry made wrong, in a way of `which`; false: no more ways. */
-static bool spoil(struct cage *k, struct cb_request_entry *e, uint32_t which)
+enum verdict { NO_MORE, BAD, ODD }; /* odd: nobody asks for it, but it is right */
+
+/* One record of the option block, and what it is to be. */
+static void give_option(struct cage *k, struct cb_request_entry *e, uint16_t type,
+                        const void *value, uint32_t bytes)
 {
+    struct cb_option_head *head = (void *)(arena(k) + 512);
+    *head = (struct cb_option_head){.type = type, .bytes = bytes};
+    if (value)
+        memcpy(head + 1, value, bytes);
+    e->opt_off = 512;
+    e->opt_len = (uint32_t)sizeof *head + (bytes + 7) / 8 * 8;
+}
+
+/* A request that goes on after `from` of its 5 ids; `spoil` is added to the fingerprint. */
+static void give_resume(struct cage *k, struct cb_request_entry *e, uint32_t from, uint64_t spoil)
+{
+    struct cb_resume resume = {
+        .fingerprint = {k->raw.welcome.fingerprint[0], k->raw.welcome.fingerprint[1] + spoil}};
+    give_option(k, e, CB_OPTION_RESUME, &resume, sizeof resume);
+    e->resume_from = from;
+}
+
+/* One field of a right entry made wrong, in a way of `which`. */
+static enum verdict spoil(struct cage *k, struct cb_request_entry *e, uint32_t which)
+{
+    static const unsigned char text[] = {4, 0, 0, 0, 0xff, 0xfe, 0xc0, 0x80};
+    static const struct cb_logit_bias bias = {7, NAN};
+    static const uint32_t zeros[80];
     const struct cb_geometry *g = &k->raw.welcome.geometry;
     struct cb_option_head *option = (void *)(arena(k) + 512);
+    struct cb_resume *resume = (void *)(option + 1);
+    struct cb_sampling sampling;
     uint32_t *ids = (uint32_t *)(void *)arena(k);
-    memset(option, 0, 256);
+    uint32_t strings[2 * (CB_STOPS_MAX + 1)];
+    memset(option, 0, 1024);
+    cb_sampling_init(&sampling);
+    for (uint32_t i = 0; i < CB_STOPS_MAX + 1; i++)
+        memcpy(&strings[2 * i], (const uint32_t[2]){1, 'a' + i}, 8);
     switch (which) {
-#define WAY(n, ...)  \
-    case n:          \
-        __VA_ARGS__; \
-        return true
+#define WAY_OF(n, verdict, ...) \
+    case n:                     \
+        __VA_ARGS__;            \
+        return verdict
+#define WAY(n, ...)     WAY_OF(n, BAD, __VA_ARGS__)
+#define ODD_WAY(n, ...) WAY_OF(n, ODD, __VA_ARGS__)
         WAY(0, e->prompt_off = UINT64_MAX - 3);
         WAY(1, e->prompt_off = g->up_arena_bytes - 4);
         WAY(2, e->prompt_off = g->up_arena_bytes);
@@ -318,9 +355,45 @@ static bool spoil(struct cage *k, struct cb_request_entry *e, uint32_t which)
             option->bytes = UINT32_MAX);
         WAY(34, e->opt_off = 512, e->opt_len = 16, option->type = CB_OPTION_RESUME,
             option->bytes = 24, e->resume_from = 1);
+        WAY(35, give_resume(k, e, 2, 1));     /* a forged fingerprint */
+        WAY(36, e->resume_from = 1);          /* goes on without saying where */
+        ODD_WAY(37, give_resume(k, e, 0, 0)); /* its first token was not seen yet */
+        WAY(38, give_resume(k, e, 5, 0));     /* no prompt is left */
+        WAY(39, give_resume(k, e, 2, 0), e->n_children = 2);
+        WAY(40, give_resume(k, e, 2, 0), resume->reserved = 1);
+        WAY(41, give_resume(k, e, 2, 0), e->max_new_tokens = 1); /* it had more */
+        WAY(42, give_resume(k, e, 2, 0), option->bytes = 16);
+        WAY(43, give_resume(k, e, 2, 0), e->opt_len += 16, option[4].type = CB_OPTION_STOP_IDS,
+            option[4].bytes = 4, memcpy(&option[5], &ids[3], 4)); /* a stop among what is given */
+        WAY(44, give_option(k, e, CB_OPTION_STOP_IDS, zeros, 4 * (CB_STOP_IDS_MAX + 1)));
+        WAY(45, give_option(k, e, CB_OPTION_STOP_STRINGS, strings, sizeof strings));
+        WAY(46, give_option(k, e, CB_OPTION_STOP_STRINGS, NULL, 264),
+            memcpy(option + 1, &(uint32_t){CB_STOP_BYTES_MAX + 1}, 4));
+        WAY(47, give_option(k, e, CB_OPTION_STOP_STRINGS, text, sizeof text)); /* not UTF-8 */
+        WAY(48, give_option(k, e, CB_OPTION_CACHE_SALT, NULL, 0));
+        WAY(49, give_option(k, e, CB_OPTION_CACHE_SALT, zeros, CB_SALT_MAX + 1));
+        WAY(50, sampling.min_p = NAN,
+            give_option(k, e, CB_OPTION_SAMPLING, &sampling, sizeof sampling));
+        WAY(51, give_option(k, e, CB_OPTION_BIASES, &bias, sizeof bias));
+        WAY(52, give_option(k, e, CB_OPTION_BANNED_IDS, &(uint32_t){g->n_vocab}, 4));
+        ODD_WAY(53, e->temperature = -0.0f);
+        ODD_WAY(54, e->temperature = 1e-40f);
+        ODD_WAY(55, e->top_p = 1e-40f, e->temperature = 1);
+        ODD_WAY(56, e->prompt_off = g->up_arena_bytes - 4, e->n_prompt = 1); /* the last bytes */
+        ODD_WAY(57, e->flags |= ~CB_FLAGS_MUST);
+        ODD_WAY(58, e->opt_off = UINT64_MAX);           /* of no bytes */
+        ODD_WAY(59, give_option(k, e, 999, zeros, 16)); /* unknown, and need not be known */
+        ODD_WAY(60, give_option(k, e, CB_OPTION_STOP_IDS, zeros, 0));
+        ODD_WAY(61, give_option(k, e, CB_OPTION_STOP_IDS, zeros, 4 * CB_STOP_IDS_MAX));
+        ODD_WAY(62, give_option(k, e, CB_OPTION_STOP_STRINGS, strings, sizeof strings - 8));
+        ODD_WAY(63, e->seed = e->user = UINT64_MAX, e->top_k = UINT32_MAX);
+        ODD_WAY(64, e->deadline_ns = UINT64_MAX);
+        ODD_WAY(65, give_resume(k, e, 2, 0));
 #undef WAY
+#undef ODD_WAY
+#undef WAY_OF
     default:
-        return false;
+        return NO_MORE;
     }
 }
 
@@ -328,14 +401,14 @@ static bool spoil(struct cage *k, struct cb_request_entry *e, uint32_t which)
 static void sends_nonsense(struct crowd *c, uint32_t i, void *arg)
 {
     struct cage k;
-    bool more = true;
+    enum verdict verdict = BAD;
     (void)arg;
-    for (uint32_t which = 0; more; which++) {
+    for (uint32_t which = 0; verdict != NO_MORE; which++) {
         struct cb_result_entry result = {0};
         if (!cage_open(&k, c, i))
             return;
         struct cb_request_entry e = cage_entry(&k, 5);
-        more = spoil(&k, &e, which);
+        verdict = spoil(&k, &e, which);
         uint64_t end = now_ms() + HANG_MS / 2;
         e.gen = 1; /* of slot 0, which was never used */
         send_as_it_is(&k, &e);
@@ -346,8 +419,9 @@ static void sends_nonsense(struct crowd *c, uint32_t i, void *arg)
         }
         bool is_refused =
             result.type == CB_RESULT_REJECTED || cb_lane_client_closed(k.lc) == CB_CLOSED_BROKEN;
-        member_expect(c, is_refused == more, "way %u gives a result of type %u", which,
-                      result.type);
+        member_expect(c, is_refused == (verdict == BAD),
+                      "way %u gives a result of type %u, status %d", which, result.type,
+                      (int)result.count);
         cage_close(&k);
         crowd_move(c);
     }
@@ -370,9 +444,90 @@ static void names_slots_that_are_not(struct crowd *c, uint32_t i, void *arg)
     rounds(c, i, name_slots);
 }
 
+/* ---- results ------------------------------------------------------------------------------------- */
+
+/* Sends it and reads to its end; is_spoiled: all of UP's arena is another's once it is accepted. */
+static uint32_t ask(struct crowd *c, struct cage *k, bool is_spoiled, uint32_t ids[64])
+{
+    struct cb_request_entry e = cage_entry(k, 30);
+    struct cb_result_entry result;
+    struct cb_slot_view view = {0};
+    uint64_t end = now_ms() + HANG_MS / 2;
+    uint32_t prompt[30];
+    for (uint32_t i = 0; i < 30; i++)
+        prompt[i] = 5 * i;
+    cb_lane_client_write_arena(k->lc, 0, prompt, sizeof prompt);
+    member_expect(c, cage_submit(k, &e), "no place");
+    for (bool is_over = false; !is_over;) {
+        (void)raw_send_plain(&k->raw, CB_RECORD_BELL);
+        member_expect(c, now_ms() < end, "no end");
+        int r = cb_lane_client_poll(k->lc, &result);
+        if (r <= 0 || !(r & CB_LANE_ENTRY)) {
+            nap();
+            continue;
+        }
+        if (result.type == CB_RESULT_ACCEPTED && is_spoiled)
+            memset(arena(k), 0xee, k->raw.welcome.geometry.up_arena_bytes);
+        is_over = result.type != CB_RESULT_ACCEPTED && result.type != CB_RESULT_TOKENS;
+    }
+    member_expect(c, result.type == CB_RESULT_FINISHED, "ends by %u", result.type);
+    cb_lane_client_slot(k->lc, result.slot, &view);
+    member_expect(c, view.emitted <= 64, "%u tokens", view.emitted);
+    memcpy(ids, view.ids, view.emitted * sizeof *ids);
+    (void)cb_lane_client_free(k->lc, result.slot);
+    return view.emitted;
+}
+
+static void rewrites_after_acceptance(struct crowd *c, uint32_t i, void *arg)
+{
+    uint32_t want[64], got[64];
+    struct cage k;
+    (void)arg;
+    if (!cage_open(&k, c, i))
+        return;
+    uint32_t n = ask(c, &k, false, want);
+    for (int round = 0; round < 10; round++) {
+        uint32_t n_got = ask(c, &k, true, got);
+        member_expect(c, n_got == n && memcmp(want, got, n * sizeof *want) == 0,
+                      "what was accepted is not what ran");
+        crowd_move(c);
+    }
+    cage_close(&k);
+}
+
+/* By the slot table alone: the ring of results fills, and then its own requests wait. */
+static void reuses_slots_unread(struct crowd *c, uint32_t i, void *arg)
+{
+    struct cage k;
+    (void)arg;
+    if (!cage_open(&k, c, i))
+        return;
+    const struct cb_geometry *g = &k.raw.welcome.geometry;
+    for (uint32_t round = 0; round < 4 * ZOO_ROUNDS; round++) {
+        struct cb_request_entry e = cage_entry(&k, 5);
+        e.max_new_tokens = 2;
+        (void)cage_submit(&k, &e);
+        for (uint32_t slot = 0; slot < g->n_slots; slot++) {
+            struct cb_slot_view view;
+            cb_lane_client_slot(k.lc, slot, &view);
+            if (k.is_held[slot] && view.state >= CB_SLOT_FINISHED) {
+                k.is_held[slot] = false;
+                (void)cb_lane_client_free(k.lc, slot);
+            }
+        }
+        if (!raw_send_plain(&k.raw, CB_RECORD_BELL))
+            break;
+        nap();
+        crowd_move(c);
+    }
+    member_expect(c, !cb_lane_client_closed(k.lc), "it broke no rule");
+    cage_close(&k);
+}
+
 const struct beast zoo_memory[] = {
     {"flip entry bytes while intake copies", flips_entries, 0},
-    {"flip prompt or option block, rewrite it after ACCEPTED", flips_prompts_and_options, 0},
+    {"flip prompt or option block after check", flips_prompts_and_options, 0},
+    {"rewrite the arena after ACCEPTED", rewrites_after_acceptance, 0},
     {"punch holes", punches_holes, 0},
     {"whole UP random", scribbles, 0},
     {"resize UP, write DOWN, open both anew: must fail", opens_more_than_it_may, 0},
@@ -382,7 +537,9 @@ const struct beast zoo_memory[] = {
     {"`taken` backwards", lies_about_cursors, 3},
     {"both cursors at their end", lies_about_cursors, 4},
     {"both cursors elsewhere", lies_about_cursors, 5},
+    {"both cursors random", lies_about_cursors, 6},
     {"duplicate entries; slots freed unread", sends_twice_and_frees_unread, 0},
+    {"free and reuse slots, read no result", reuses_slots_unread, 0},
     {"parked and pause toggled at full speed", toggles_parked_and_pause, 0},
     {"cancel storm on all slots, submit and cancel in one pass", storms_with_cancels, 0},
     {"sizes, ids, parameters and options that make no sense", sends_nonsense, 0},

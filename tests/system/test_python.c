@@ -241,6 +241,16 @@ Test(python, goes_on_with_the_next_daemon)
 
 /* ---- what needs no daemon -------------------------------------------------------------------- */
 
+Test(python, a_socket_that_takes_nobody_in_holds_nobody_up, .timeout = 60)
+{
+    struct system s;
+    system_init(&s);
+    struct output o = system_run(&s, NULL, PYTHON, SCRIPT("strangers.py", s.dir));
+    cr_expect_str_eq(o.out, "NO_DAEMON\n", "%s", o.out);
+    expect_well(&o);
+    system_fini(&s);
+}
+
 Test(python, words_of_memory_are_stored_whole)
 {
     struct system s = {.out = -1};

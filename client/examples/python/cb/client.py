@@ -265,7 +265,7 @@ class Client:
         alive = self._bell is not None or control.empty(self.sock)
         if self.lane.park() and alive:
             if self._bell is None:
-                select.select([self.sock], [], [], seconds)
+                control.await_record(self.sock, seconds)
             elif not self._bell.wait(bell, seconds):
                 alive = not self._is_hung_up()  # a futex tells of no death
         self.lane.unpark()

@@ -4,6 +4,7 @@ Nothing of a request goes over it. It carries the handshake, with the descriptor
 bells; and its end is how either side learns of the other's death.
 """
 
+import errno
 import mmap
 import os
 import select
@@ -59,8 +60,15 @@ def _connect_to(directory, trusted_uids):
     """The socket of the daemon that serves in this directory."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     path = directory / "sock"
+    end = time.monotonic() + HANDSHAKE_S
     try:
-        sock.connect(str(path))
+        # Whoever listens there may never take anybody in, and need not be one whom we trust.
+        sock.setblocking(False)
+        while (failed := sock.connect_ex(str(path))) == errno.EAGAIN and time.monotonic() < end:
+            time.sleep(0.001)
+        if failed:
+            raise OSError(failed, os.strerror(failed))
+        sock.setblocking(True)
         credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _pid, uid, _gid = struct.unpack("3i", credentials)
         if not _is_trusted(uid, directory, trusted_uids):
@@ -92,12 +100,19 @@ def find(instance, run_dir, trusted_uids):
 
 # ---- the handshake -----------------------------------------------------------------------------
 
+def await_record(sock, seconds):
+    """Whether one came, or the end, within so many seconds (None: however long it takes). Not by
+    select(), which knows no descriptor from 1024 on."""
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return bool(poller.poll(None if seconds is None else max(0, seconds) * 1000))
+
+
 def _receive(sock):
     """The answer to HELLO, a whole record, and the descriptors that came with it."""
     end = time.monotonic() + HANDSHAKE_S
     while True:
-        readable, _, _ = select.select([sock], [], [], max(0, end - time.monotonic()))
-        if not readable:
+        if not await_record(sock, end - time.monotonic()):
             raise error("TIMEOUT", where="the daemon says nothing")
         try:
             record, fds, flags, _ = socket.recv_fds(sock, wire.RECORD_BYTES, 4,

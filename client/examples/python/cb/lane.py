@@ -24,6 +24,8 @@ from threading import Lock
 from . import wire
 from .errors import error
 
+WORD = 0xFFFFFFFF  # numbers that count sleeps and pauses begin anew behind it
+
 ORDER_IS_STRONG = platform.machine() in ("x86_64", "AMD64")
 
 
@@ -183,7 +185,7 @@ class Lane:
 
     def pause(self, wanted):
         """Whether requests of this lane shall stand still, by a new odd or even number."""
-        self.pause_word = (self.pause_word + 1) | 1 if wanted else (self.pause_word + 1) & ~1
+        self.pause_word = (self.pause_word + 1 | 1 if wanted else self.pause_word + 1 & ~1) & WORD
         self.up32[wire.UP_PAUSE // 4] = self.pause_word
         fence()
         self._ring_if_dozing()
@@ -254,7 +256,7 @@ class Lane:
 
     def park(self):
         """Says that we sleep, by a new odd number, and looks once more: True if we may."""
-        self.parked = (self.parked + 1) | 1
+        self.parked = (self.parked + 1 | 1) & WORD
         self.up32[wire.UP_PARKED // 4] = self.parked
         fence()  # the daemon publishes, fences, looks at `parked`
         return (self.down64[wire.DOWN_RES_SENT // 8] == self.res_taken
@@ -263,5 +265,5 @@ class Lane:
                 and self.closed() == 0)
 
     def unpark(self):
-        self.parked += 1
+        self.parked = self.parked + 1 & WORD
         self.up32[wire.UP_PARKED // 4] = self.parked

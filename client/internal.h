@@ -92,6 +92,7 @@ struct cb_held {
     uint32_t start_us, finish_us; /* predicted; finish 0: not */
     uint32_t n_told;              /* tokens that events brought */
     uint32_t n_seen;              /* tokens known to be there */
+    uint32_t n_unannounced;       /* tokens, and an end, that a first scan found; 0: none */
     uint32_t end;                 /* enum cb_end */
     int32_t status;
     uint32_t detail[2];
@@ -369,8 +370,9 @@ void cb_lose_locked(struct cb_handle *h, int status);
 /* The next daemon was not found: what waits for it ends so, and nothing works any more. */
 void cb_give_up_locked(struct cb_handle *h, int status);
 
-/* The safety net: what the slot table holds and no entry has told. */
-void cb_scan_locked(struct cb_handle *h);
+/* The safety net: whether the slot table holds what no entry has told. What the scan before this one,
+ * a second ago, found so too (is_second) is told now, and counts as missed. */
+bool cb_scan_locked(struct cb_handle *h, bool is_second);
 
 /* Sends a BELL; without the lock, any thread. If the daemon is gone, marks the handle lost. */
 void cb_ring(struct cb_handle *h);

@@ -153,21 +153,34 @@ void cb_give_up_locked(struct cb_handle *h, int status)
 
 /* ---- the safety net -------------------------------------------------------------------------- */
 
-void cb_scan_locked(struct cb_handle *h)
+/* Whether what the slot says should have been announced. Tokens of a request that wants its end only
+ * are by nobody. */
+static bool is_news(const struct cb_held *q, const struct cb_slot_view *view)
+{
+    return view->state >= CB_SLOT_FINISHED ||
+           (view->emitted > q->n_seen && !(q->flags & CB_FINAL_ONLY));
+}
+
+/* The daemon stores a count before it announces it, and may lose its core in between. So what a scan
+ * finds is missed only if the one before it, a second ago, found it unannounced too. */
+bool cb_scan_locked(struct cb_handle *h, bool is_second)
 {
     struct cb_link *link = h->link;
+    bool any = false;
     for (uint32_t slot = 0; slot < link->geometry.n_slots && !cb_gone_locked(h); slot++) {
         struct cb_held *q = link->of_slot[slot];
         struct cb_slot_view view;
         if (!q || !unfinished(q) || cb_lane_client_pending(link->lane))
             continue;
         cb_lane_client_slot(link->lane, slot, &view);
-        if (!belongs(h, q, &view))
+        if (!belongs(h, q, &view) || !is_news(q, &view))
             continue;
-        /* Tokens of a request that wants its end only are announced by nobody. */
-        if ((view.emitted > q->n_seen && !(q->flags & CB_FINAL_ONLY)) ||
-            view.state >= CB_SLOT_FINISHED)
-            h->wake_missed++;
+        if (!is_second || q->n_unannounced <= q->n_seen) {
+            q->n_unannounced = view.emitted + (view.state >= CB_SLOT_FINISHED);
+            any = true;
+            continue;
+        }
+        h->wake_missed++;
         if (view.state >= CB_SLOT_FINISHED) {
             cb_end_by_view_locked(h, q, &view);
         } else {
@@ -175,6 +188,7 @@ void cb_scan_locked(struct cb_handle *h)
             cb_make_ready_locked(h, q);
         }
     }
+    return any;
 }
 
 /* ---- the bell -------------------------------------------------------------------------------- */

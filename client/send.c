@@ -37,6 +37,7 @@ int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t
         q->link = link;
         q->slot = entry->slot + i;
         q->gen = entry->gen;
+        q->n_unannounced = 0;
         q->state = CB_REQUEST_SENT;
         q->has_arena = i == 0; /* all are answered in one */
         q->arena_off = arena_off;

@@ -12,7 +12,7 @@
  *
  * In an event loop the leader is the thread that arms, from its first cb_arm on, asleep or not: it
  * comes back to the ring by the recipe. A futex tells of no death, hence slices with a look at the
- * socket; nothing here trusts a bell alone, so a wake that got lost costs a second, not a hang. */
+ * socket; nothing here trusts a bell alone, so a wake that got lost costs two seconds, not a hang. */
 #include "client/internal.h"
 
 #include <errno.h>
@@ -191,6 +191,7 @@ static void away_locked(struct cb_handle *h, const struct cb_want *want, uint64_
 int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t timeout_ms, int *ringp)
 {
     uint64_t begin = 0, deadline = FOREVER, now, net = 0, spin_ns = 0;
+    bool suspects = false; /* the last scan found some */
     bool spun = h->wait_mode == CB_WAIT_ECO || (h->wait_mode == CB_WAIT_BALANCED && !h->spin_ns);
     int r;
     for (;;) {
@@ -231,8 +232,7 @@ int cb_await_locked(struct cb_handle *h, const struct cb_want *want, int64_t tim
             continue;
         }
         if (now >= net) {
-            if (!cb_led_by_other_locked(h))
-                cb_scan_locked(h);
+            suspects = !cb_led_by_other_locked(h) && cb_scan_locked(h, suspects);
             net = now + NET_NS;
             continue;
         }

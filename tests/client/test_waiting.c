@@ -9,6 +9,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "client/internal.h"
 #include "tests/client/pair.h"
 
 /* ---- waiting --------------------------------------------------------------------------------- */
@@ -116,6 +117,56 @@ Test(waiting, threads_that_wait_for_any_share_the_events, .timeout = 10)
     for (int i = 0; i < 4; i++)
         pthread_join(t[i], NULL);
     cr_assert_eq(atomic_load(&s.n), 2000);
+    stop(p);
+}
+
+static bool scan(struct cb_handle *h, bool is_second)
+{
+    pthread_mutex_lock(&h->lock);
+    bool any = cb_scan_locked(h, is_second);
+    pthread_mutex_unlock(&h->lock);
+    return any;
+}
+
+/* Whether all is announced that the last scan found. */
+static bool is_announced(struct cb_handle *h, uint64_t id)
+{
+    pthread_mutex_lock(&h->lock);
+    const struct cb_held *q = cb_held_find_locked(h, id);
+    bool is = q->n_seen >= q->n_unannounced;
+    pthread_mutex_unlock(&h->lock);
+    return is;
+}
+
+/* The daemon stores a count, is kept from its core for a while, and announces it then. */
+Test(waiting, what_is_announced_late_is_not_missed, .timeout = 30)
+{
+    struct pair p = start_plain();
+    struct cb_info info;
+    struct cb_event e;
+    uint64_t id;
+    fake_hold(p.f, true);
+    id = submit(p.h, 5, 1000, 0);
+    fake_step(p.f, 1);
+    cr_assert_eq(cb_wait(p.h, id, &e, HANG_MS), 1);
+    fake_mute(p.f, true);
+    while (!scan(p.h, false)) /* until it has stored one */
+        usleep(10);
+    fake_mute(p.f, false);
+    cr_expect_not(is_announced(p.h, id));
+    while (!is_announced(p.h, id)) {
+        fake_step(p.f, 1);
+        cr_assert_eq(cb_wait(p.h, id, &e, HANG_MS), 1);
+    }
+    fake_mute(p.f, true);
+    while (!scan(p.h, true)) /* it finds one, but not what the last one found */
+        usleep(10);
+    fake_mute(p.f, false);
+    cb_info(p.h, &info);
+    cr_expect_eq(info.wake_missed, 0, "%llu", (unsigned long long)info.wake_missed);
+    fake_hold(p.f, false);
+    while (e.type != CB_EVENT_END)
+        cr_assert_eq(cb_wait(p.h, id, &e, HANG_MS), 1);
     stop(p);
 }
 

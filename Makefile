@@ -256,6 +256,7 @@ tsan: deps model ## All suites under ThreadSanitizer
 explore: $(BUILD)/tests/explore ## Explore shm under the C11 memory model, then check that every mutant is caught
 	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh
 mutants: all $(BUILD)/tests/test_client explore promela ## Every order, fence and check that the lane rests on is taken away in turn: a test must fail
+	tests/mutants/sites.sh $(BUILD)/tests/explore
 	CC=$(CC) tests/mutants/suite.sh tests/mutants/lost.txt $(BUILD) $(OBJ) client 'lost_lane/*'
 promela: ## Check the life cycles and wake protocols of tests/promela with spin, then that every mutant is caught
 	CC=$(CC) tests/promela/run.sh

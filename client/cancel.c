@@ -17,17 +17,24 @@ int cb_cancel(struct cb_handle *h, uint64_t id)
     if (CB_ID_IDX(id) >= h->n_held || !id)
         return CB_NOT_FOUND;
     q = &h->held[CB_ID_IDX(id)];
-    if (atomic_load_explicit(&q->id, memory_order_acquire) != id)
+    /* Relaxed: whoever has the id has it from the submit that stored it. */
+    if (atomic_load_explicit(&q->id, memory_order_relaxed) != id)
         return CB_NOT_FOUND;
     r = atomic_load_explicit(&h->lost, memory_order_relaxed);
     if (r)
         return r;
-    /* The mark, then a look at the place: who sends it to another daemon sets the place, then looks at
-     * the mark. One of the two sees the other. */
-    atomic_store(&q->cancel_id, id);
+    /* Newer replaces older: a thread that was delayed with the number's last request must not take the
+     * mark from this one. */
+    uint64_t seen = atomic_load_explicit(&q->cancel_id, memory_order_relaxed);
+    while (seen < id && !atomic_compare_exchange_weak_explicit(
+                            &q->cancel_id, &seen, id, memory_order_relaxed, memory_order_relaxed))
+        ;
+    /* The mark, the fence in here, then a look at the place: who sends it to another daemon sets the place,
+     * fences, then looks at the mark. One of the two sees the other. */
     (void)cb_link_enter(h);
-    uint64_t place = atomic_load(&q->place);
-    const struct cb_link *link = h->link; /* in this order: no older than the place */
+    /* Relaxed: where the mark was not seen, the fences bring the place, and the pointer with it. */
+    uint64_t place = atomic_load_explicit(&q->place, memory_order_relaxed);
+    const struct cb_link *link = h->link;
     if (place && link->serial == CB_PLACE_SERIAL(place) &&
         cb_lane_client_cancel(link->lane, CB_PLACE_SLOT(place), CB_PLACE_GEN(place)) & CB_LANE_RING)
         r = cb_send_bell(link) && !h->reconnect ? CB_LOST : 0;

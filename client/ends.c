@@ -116,7 +116,8 @@ int cb_end_by_view_locked(struct cb_handle *h, struct cb_held *q, const struct c
 
 bool cb_is_cancelled(const struct cb_held *q)
 {
-    return atomic_load(&q->cancel_id) == atomic_load_explicit(&q->id, memory_order_relaxed);
+    return atomic_load_explicit(&q->cancel_id, memory_order_relaxed) ==
+           atomic_load_explicit(&q->id, memory_order_relaxed);
 }
 
 /* Whether its time has come in the library, be it by its end or by one that was asked for. */

@@ -59,7 +59,7 @@ void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q)
         list->last = q;
         q->listed = true;
     }
-    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_release);
+    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_relaxed);
     if (q->group)
         cb_wake_group_locked(h, q->group);
     else
@@ -128,7 +128,7 @@ int cb_leave_slot_locked(struct cb_handle *h, struct cb_held *q)
     bool is_there = link == h->link && !cb_gone_locked(h);
     if (is_there)
         cb_release_arena_locked(q);
-    atomic_store(&q->place, 0);
+    atomic_store_explicit(&q->place, 0, memory_order_relaxed);
     q->link = NULL;
     if (!is_there)
         return 0;
@@ -140,7 +140,7 @@ int cb_leave_slot_locked(struct cb_handle *h, struct cb_held *q)
 static int leave_locked(struct cb_handle *h, struct cb_held *q)
 {
     struct cb_link *link = q->link, *home = q->home;
-    atomic_store(&q->place, 0);
+    atomic_store_explicit(&q->place, 0, memory_order_relaxed);
     q->link = q->home = NULL;
     home->n_requests--;
     if (home != h->link)
@@ -163,6 +163,6 @@ int cb_held_free_locked(struct cb_handle *h, struct cb_held *q)
     q->abandoned = false;
     cb_record_free(q->record);
     q->record = NULL;
-    atomic_store_explicit(&q->id, 0, memory_order_release);
+    atomic_store_explicit(&q->id, 0, memory_order_relaxed);
     return leave_locked(h, q);
 }

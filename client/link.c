@@ -35,14 +35,17 @@ bool cb_gone_locked(const struct cb_handle *h)
 
 struct cb_link *cb_link_enter(struct cb_handle *h)
 {
-    /* Both sequentially consistent, as the store of the pointer and the look at the count are. */
-    atomic_fetch_add(&h->n_inside, 1);
+    /* Full: the count before the look at the pointer. Who replaces the pointer fences, then looks at the
+     * count. */
+    atomic_fetch_add_explicit(&h->n_inside, 1, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
     return h->link;
 }
 
 void cb_link_leave(struct cb_handle *h)
 {
-    atomic_fetch_sub(&h->n_inside, 1);
+    /* Release: we are done with the mappings before they go. */
+    atomic_fetch_sub_explicit(&h->n_inside, 1, memory_order_release);
 }
 
 struct cb_link *cb_link_hold_locked(struct cb_handle *h)
@@ -62,9 +65,12 @@ void cb_link_drop_locked(struct cb_handle *h, struct cb_link *link)
 void cb_link_reap_locked(struct cb_handle *h)
 {
     struct cb_link **at = &h->older;
+    /* Full: the pointer was replaced before the looks at the count. */
+    atomic_thread_fence(memory_order_seq_cst);
     while (*at) {
         struct cb_link *link = *at;
-        bool is_left = link->n_threads == 0 && atomic_load(&h->n_inside) == 0;
+        bool is_left =
+            link->n_threads == 0 && atomic_load_explicit(&h->n_inside, memory_order_acquire) == 0;
         if (is_left && link->n_requests == 0) {
             *at = link->older;
             cb_link_free(link, false);

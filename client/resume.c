@@ -36,7 +36,7 @@ static void install_locked(struct cb_handle *h, struct cb_link *link, int *ringp
     cb_resend_locked(h, ringp);
     cb_link_reap_locked(h);
     stir_locked(h);
-    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_release);
+    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_relaxed);
     cb_wake_all_locked(h);
 }
 

@@ -41,7 +41,10 @@ int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t
         q->state = CB_REQUEST_SENT;
         q->has_arena = i == 0; /* all are answered in one */
         q->arena_off = arena_off;
-        atomic_store(&q->place, (uint64_t)link->serial << 36 | (uint64_t)q->gen << 12 | q->slot);
+        /* Relaxed: who sends it again fences behind this. */
+        atomic_store_explicit(&q->place,
+                              (uint64_t)link->serial << 36 | (uint64_t)q->gen << 12 | q->slot,
+                              memory_order_relaxed);
     }
     return 0;
 }

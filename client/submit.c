@@ -375,7 +375,7 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint32_t i, str
     p->texts[i] = NULL; /* moved */
     p->records[i] = NULL;
     h->n_unended++;
-    atomic_store_explicit(&q->id, id, memory_order_release);
+    atomic_store_explicit(&q->id, id, memory_order_relaxed);
 }
 
 /* Whether something new may be sent: 0 or a status. */

@@ -105,7 +105,7 @@ static void spin_locked(struct cb_handle *h, uint64_t ns)
     bool any = cb_lane_client_pending(link->lane) && !cb_led_by_other_locked(h);
     pthread_mutex_unlock(&h->lock);
     for (uint32_t i = 1; !any && cb_load64(&hot->res_sent, CB_RELAXED) == sent &&
-                         atomic_load_explicit(&h->n_moves, memory_order_acquire) == moves &&
+                         atomic_load_explicit(&h->n_moves, memory_order_relaxed) == moves &&
                          !cb_load32(&hot->closed, CB_RELAXED);
          i++) {
         if (i % 64 == 0 && cb_now_ns() >= end)
@@ -163,7 +163,7 @@ static void follow_locked(struct cb_handle *h, const struct cb_want *want, uint6
         at = &(*at)->next;
     *at = &w;
     pthread_mutex_unlock(&h->lock);
-    if (!cb_load32(&w.word, CB_ACQUIRE))
+    if (!cb_load32(&w.word, CB_RELAXED)) /* what it tells of is looked at under the lock */
         cb_doorbell_wait(&w.word, 0, ns < NET_NS ? ns : NET_NS);
     pthread_mutex_lock(&h->lock);
     for (at = &h->waiters; *at != &w;)

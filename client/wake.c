@@ -5,7 +5,7 @@
 
 static void wake_one(struct cb_waiter *w)
 {
-    cb_store32(&w->word, 1, CB_RELEASE);
+    cb_store32(&w->word, 1, CB_RELAXED); /* the lock orders it */
     cb_doorbell_wake(&w->word);
 }
 

@@ -2,6 +2,7 @@
  *
  *   explore                 litmus shapes, then every case, completely; states and time a line
  *   explore --mutants       weakens each acquire, release and fence of shm/ in turn; a case must fail
+ *   explore --sites         the lines that --mutants weakens
  *   explore --trace NAME    one case; prints its failing execution
  *
  * Exit status 0: all as it must be. */
@@ -104,6 +105,21 @@ static int run_mutants(void)
     return survivors;
 }
 
+static int print_sites(void)
+{
+    const struct explore_site *sites;
+    size_t n;
+
+    if (run_cases(NULL, true))
+        return 1;
+    n = explore_sites(&sites);
+    for (size_t i = 0; i < n; i++) {
+        if (strncmp(sites[i].file, "shm/", 4) == 0)
+            printf("%s:%d\n", sites[i].file, sites[i].line);
+    }
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     setvbuf(stdout, NULL, _IOLBF, 0);
@@ -113,8 +129,10 @@ int main(int argc, char **argv)
     }
     if (argc == 2 && !strcmp(argv[1], "--mutants"))
         return run_mutants() ? 1 : 0;
+    if (argc == 2 && !strcmp(argv[1], "--sites"))
+        return print_sites();
     if (argc != 1) {
-        fprintf(stderr, "usage: explore [--mutants | --trace CASE]\n");
+        fprintf(stderr, "usage: explore [--mutants | --sites | --trace CASE]\n");
         return 2;
     }
     return run_litmus() + run_cases(NULL, false) ? 1 : 0;

@@ -3,29 +3,37 @@
  *
  * cb_cancel takes no lock: it marks the request, counts itself in, loads the request's place (lane, slot and
  * generation in one word) and then the lane's pointer, acts there if both mean one lane, and counts itself
- * out, as the sender of a bell does. Meanwhile the lane is lost (the place is taken away), the next one is installed, the request is sent
- * again (the place is set, then the mark is looked at), and the old lane is unmapped when the count is 0.
+ * out, as the sender of a bell does. Meanwhile the lane is lost (the place is taken away), the next one is
+ * installed, the request is sent again (the place is set, then the mark is looked at), and the old lane is
+ * unmapped when the count is 0.
  *
- * Mirrors cb_cancel in client/cancel.c; cb_link_enter, _leave and _reap in client/link.c; cb_lose_locked and
- * resend_locked in client/lost.c; cb_send_locked and cb_ring in
- * client/send.c; install_locked in client/reconnect.c.
+ * Mirrors cb_cancel in client/cancel.c; cb_link_enter, _leave and _reap in client/link.c; cb_lose_locked in
+ * client/lost.c; resend_locked in client/resend.c; cb_send_locked in client/send.c;
+ * cb_ring in client/lost.c; install_locked in client/resume.c.
  *
  * run:
- * mutant: -DNO_FENCE_MARK        cancel loads the place without a fence
+ * run: -DLATE
+ * mutant: -DNO_FENCE_ENTER       nobody fences behind his count
  * mutant: -DNO_FENCE_PLACE       the mark is looked at without a fence
  * mutant: -DNO_LOOK_MARK         it is not looked at behind the place
+ * mutant: -DPLACE_LAST           the place is set behind the look at the mark
  * mutant: -DNO_COUNT             cancel does not count itself in
+ * mutant: -DLEAVE_FIRST          it counts itself out before it acts
  * mutant: -DNO_FENCE_LINK        the count is looked at without a fence behind the new pointer
+ * mutant: -DNO_LOOK_COUNT        the count is not looked at
  * mutant: -DCOUNT_LAST           cancel counts itself in when it has loaded the pointer
  * mutant: -DNO_SERIAL            it does not compare the place's lane with the pointer's
+ * mutant: -DLATE -DPLAIN_MARK    a late cancel of the number's last request takes the mark away
  */
-#define MARK   0
+#define MARK   0 /* 2: this request; 1: the number's last one */
 #define PLACE  1 /* 0: nowhere; else the lane's serial number */
 #define LINK   2 /* the serial number of the lane that is mapped */
 #define INSIDE 3
 #define RINGS  4 /* INSIDE counts two threads: a word for each, for every word has one writer */
 #define WORDS  5
 #include "tso.promela"
+
+#define is_marked (load(MARK) == 2)
 
 chan canceller = BUFFER;
 chan ringer = BUFFER;
@@ -47,21 +55,26 @@ proctype cancel()
     byte place, link;
 
     run drain(canceller);
-    store(canceller, MARK, 1);
-#ifndef NO_FENCE_MARK
-    fence(canceller);
+#ifdef LATE
+    /* A compare-and-swap. */
+    atomic { mem[MARK] = (mem[MARK] < 2 -> 2 : mem[MARK]) };
+#else
+    store(canceller, MARK, 2);
 #endif
 #if !defined(NO_COUNT) && !defined(COUNT_LAST)
     store(canceller, INSIDE, 1);
-#ifndef NO_FENCE_MARK
-    fence(canceller); /* a read-modify-write */
 #endif
+#ifndef NO_FENCE_ENTER
+    fence(canceller);
 #endif
     place = load(PLACE);
     link = load(LINK);
 #ifdef COUNT_LAST
     store(canceller, INSIDE, 1);
     fence(canceller);
+#endif
+#ifdef LEAVE_FIRST
+    store(canceller, INSIDE, 0);
 #endif
     if
 #ifdef NO_SERIAL
@@ -71,8 +84,20 @@ proctype cancel()
 #endif
     :: else
     fi;
-    fence(canceller);
     store(canceller, INSIDE, 0);
+    n_ended++
+}
+
+/* Was delayed behind its look at the id, which is the number's last request's. */
+proctype late()
+{
+#ifdef LATE
+#ifdef PLAIN_MARK
+    mem[MARK] = 1;
+#else
+    atomic { mem[MARK] = (mem[MARK] < 1 -> 1 : mem[MARK]) };
+#endif
+#endif
     n_ended++
 }
 
@@ -84,7 +109,9 @@ proctype ring()
     run drain(ringer);
 #if !defined(NO_COUNT) && !defined(COUNT_LAST)
     store(ringer, RINGS, 1);
+#ifndef NO_FENCE_ENTER
     fence(ringer);
+#endif
 #endif
     link = load(LINK);
 #ifdef COUNT_LAST
@@ -103,32 +130,44 @@ proctype lose_and_resume()
     run drain(library);
     /* What was sent to the first lane runs there, and is lost. */
     store(library, PLACE, 0);
-    fence(library);
     if
-    :: load(MARK) /* it ends as cancelled */
-    :: !load(MARK) -> is_resumed = true
+    :: is_marked /* it ends as cancelled */
+    :: !is_marked -> is_resumed = true
     fi;
     store(library, LINK, 2);
-#ifndef NO_FENCE_LINK
-    fence(library);
-#endif
     if
     :: is_resumed ->
+#ifdef PLACE_LAST
+        fence(library);
+        if
+        :: is_marked -> is_cancelled[2] = true
+        :: else
+        fi;
+        store(library, PLACE, 2)
+#else
         store(library, PLACE, 2);
 #ifndef NO_FENCE_PLACE
         fence(library);
 #endif
 #ifndef NO_LOOK_MARK
         if
-        :: load(MARK) -> is_cancelled[2] = true
+        :: is_marked -> is_cancelled[2] = true
         :: else
         fi
 #endif
+#endif
     :: else
     fi;
+#ifndef NO_FENCE_LINK
+    fence(library);
+#endif
     if
+#ifdef NO_LOOK_COUNT
+    :: true -> is_unmapped[1] = true
+#else
     :: load(INSIDE) == 0 && load(RINGS) == 0 -> is_unmapped[1] = true
     :: else /* a later look will find nobody */
+#endif
     fi;
     n_ended++
 }
@@ -140,8 +179,9 @@ init
         mem[LINK] = 1;
         run cancel();
         run ring();
+        run late();
         run lose_and_resume()
     };
-    n_ended == 3;
+    n_ended == 4;
     assert(!is_resumed || is_cancelled[2])
 }

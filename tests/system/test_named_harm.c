@@ -254,7 +254,21 @@ static void goes_on(struct crowd *c, uint32_t i, void *arg)
     cb_close(h);
 }
 
-Test(named_harm, streams_outlive_the_daemon)
+static void killed(struct system *s)
+{
+    system_signal(s, SIGKILL);
+    cr_assert_eq(system_wait(s), -SIGKILL);
+    system_spawn_as(s, 0, SETTINGS(NAMED_DAEMON, "--null_step_us", "500"));
+    cr_assert(system_is_ready(s));
+}
+
+static void upgraded(struct system *s)
+{
+    system_upgrade(s, SETTINGS("-i", s->instance, "upgrade", "--json"));
+}
+
+/* Four times, an even number: after an upgrade every other one can't have the plain name of STATUS. */
+static void outlive(void (*next)(struct system *s))
 {
     static struct streams st;
     struct cb_options options;
@@ -275,15 +289,23 @@ Test(named_harm, streams_outlive_the_daemon)
     for (int k = 0; k < 4; k++) {
         for (int i = 0; i < 50; i++)
             nap();
-        system_signal(&s, SIGKILL);
-        cr_assert_eq(system_wait(&s), -SIGKILL);
-        system_spawn_as(&s, 0, SETTINGS(NAMED_DAEMON, "--null_step_us", "500"));
-        cr_assert(system_is_ready(&s));
+        next(&s);
     }
     atomic_store(&c.shared->go, 1);
     crowd_join(&c);
     crowd_fini(&c);
     cr_expect_eq(named_count_lanes(&s), 0);
+    cr_expect_eq(named_count(&s, ".vocab"), 1);
     system_settle(&s);
     system_fini(&s);
+}
+
+Test(named_harm, streams_outlive_daemons_that_are_killed)
+{
+    outlive(killed);
+}
+
+Test(named_harm, streams_outlive_daemons_that_are_replaced)
+{
+    outlive(upgraded);
 }

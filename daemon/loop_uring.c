@@ -18,8 +18,8 @@
 #include "daemon/loop_body.h"
 #include "shm/doorbell.h"
 
-#define ENTRIES  256u
-#define CQES_MAX 64u
+#define ENTRIES_LEAST 256u
+#define CQES_MAX      64u
 
 enum { KIND_POLL = 1, KIND_REMOVE = 2, KIND_SEND = 3 };
 
@@ -241,16 +241,26 @@ static const struct loop_ops uring_ops = {
     .ring = uring_ring,
 };
 
+/* The bells of all clients fit into one submission: of a client's two watches one is rung. */
+static uint32_t entries_for(uint32_t n_watches)
+{
+    uint32_t n = ENTRIES_LEAST;
+    while (n < n_watches / 2)
+        n *= 2;
+    return n;
+}
+
 int loop_uring_new(struct loop **loopp, uint32_t n_watches, const struct clock *clock,
                    struct log *log)
 {
     struct loop_uring *u = calloc(1, sizeof *u);
     if (!u)
         return -ENOMEM;
+    uint32_t entries = entries_for(n_watches);
     struct io_uring_params params = {.flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE |
                                               IORING_SETUP_R_DISABLED,
-                                     .cq_entries = 4 * ENTRIES};
-    int r = io_uring_queue_init_params(ENTRIES, &u->ring, &params);
+                                     .cq_entries = 4 * entries};
+    int r = io_uring_queue_init_params(entries, &u->ring, &params);
     if (r) {
         free(u);
         return r;

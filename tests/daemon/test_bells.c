@@ -1,8 +1,16 @@
 /* Bells of sockets: each sleep of a client has its own, also where the loop tells late what became of
  * the one before. */
 #include <criterion/criterion.h>
+#include <dlfcn.h>
+#include <liburing.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/base/clock.h"
+#include "daemon/base/log.h"
 
 #include "shm/doorbell.h"
 #include "shm/message.h"
@@ -69,4 +77,96 @@ Test(bells, a_sleep_that_follows_a_bell_at_once_has_its_own)
     sim_audit(s);
     cr_assert_str_empty(report.error, "%s", report.error);
     sim_free(s);
+}
+
+/* ---- of many clients at once ------------------------------------------------------------------ */
+
+enum { N_RUNG = 300 }; /* more than the least of a ring */
+
+static uint32_t n_submissions;
+
+/* In place of liburing's, which it calls. */
+int io_uring_submit(struct io_uring *ring)
+{
+    int (*submit)(struct io_uring * r);
+    *(void **)&submit = dlsym(RTLD_NEXT, "io_uring_submit");
+    n_submissions++;
+    return submit(ring);
+}
+
+struct rung {
+    struct loop_watch watch;
+    int peer;
+    uint32_t n;
+};
+
+static void ready(struct loop_watch *w, uint32_t events)
+{
+    (void)w;
+    (void)events;
+}
+
+static void note_rung(struct loop_watch *w, int result)
+{
+    if (result == 0)
+        list_entry(w, struct rung, watch)->n++;
+}
+
+/* Rings all. How many submissions it took, and how many were told of. */
+static void ring_many(enum loop_kind kind, uint32_t *n_submittedp, uint32_t *n_toldp)
+{
+    static struct rung rung[N_RUNG];
+    struct log log;
+    struct loop *l;
+    log_init(&log, -1, LOG_LEVEL_ERROR, &clock_monotonic);
+    int r = loop_new(&l, kind, 2 * N_RUNG, &clock_monotonic, &log);
+    if (kind == LOOP_URING && (r == -EPERM || r == -ENOSYS || r == -ENOTSUP)) {
+        *n_submittedp = 1; /* this machine refuses io_uring */
+        *n_toldp = N_RUNG;
+        return;
+    }
+    cr_assert_eq(r, 0);
+    for (int i = 0; i < N_RUNG; i++) {
+        int pair[2];
+        cr_assert_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0, pair), 0);
+        rung[i] = (struct rung){.watch = {.fd = pair[0], .ready = ready, .rung = note_rung},
+                                .peer = pair[1]};
+        cr_assert_eq(loop_watch(l, &rung[i].watch, LOOP_READ), 0);
+    }
+    (void)loop_serve(l); /* arms them */
+    for (int i = 0; i < N_RUNG; i++)
+        loop_ring(l, &rung[i].watch);
+    n_submissions = 0;
+    loop_ring_flush(l);
+    *n_submittedp = n_submissions;
+    *n_toldp = 0;
+    for (int i = 0; i < N_RUNG; i++) {
+        unsigned char record[CB_RECORD_BYTES];
+        cr_assert_eq(recv(rung[i].peer, record, sizeof record, 0), CB_RECORD_BYTES,
+                     "bell %d is not out", i);
+    }
+    for (int turn = 0; turn < 20; turn++)
+        (void)loop_serve(l);
+    for (int i = 0; i < N_RUNG; i++) {
+        *n_toldp += rung[i].n;
+        loop_unwatch(l, &rung[i].watch);
+        close(rung[i].watch.fd);
+        close(rung[i].peer);
+    }
+    loop_free(l);
+}
+
+Test(bells, of_a_step_go_in_one_submission, .timeout = 30)
+{
+    struct rlimit files;
+    uint32_t n_submitted, n_told;
+    cr_assert_eq(getrlimit(RLIMIT_NOFILE, &files), 0);
+    files.rlim_cur = files.rlim_max;
+    cr_assert_eq(setrlimit(RLIMIT_NOFILE, &files), 0);
+    ring_many(LOOP_URING, &n_submitted, &n_told);
+    cr_expect_eq(n_submitted, 1, "%u submissions", n_submitted);
+    cr_expect_eq(n_told, N_RUNG, "%u were told of", n_told);
+    ring_many(LOOP_EPOLL, &n_submitted, &n_told);
+    cr_expect_eq(n_submitted, 0);
+    cr_expect_eq(n_told, N_RUNG, "%u were told of", n_told);
 }

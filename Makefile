@@ -300,9 +300,10 @@ $(BUILD)/afl/%: $(OBJ)/afl/tests/fuzz/%.o $(OBJ)/afl/libfuzzall.a $(KERNELS_LIB)
 	$(Q)mkdir -p $(@D) && AFL_QUIET=1 afl-clang-fast -fsanitize=fuzzer,address,undefined -o $@ $^ $(LIBS)
 fuzz-afl: $(AFL_PROGS) ## AFL++ (Debian: afl++) on AFL_TARGETS (intake lane message lost), FUZZ_SECONDS (60) each
 	@tests/fuzz/run_afl.sh $(FUZZ_SECONDS) $(AFL_PROGS)
-soak-fuzz: ## Every fuzz target and AFL++ for ten minutes each
+soak-fuzz: all $(BUILD)/tests/test_system ## Every fuzz target, AFL++, and mutators of a live lane, for ten minutes each
 	@$(MAKE) --no-print-directory FUZZ_SECONDS=600 fuzz
 	@$(MAKE) --no-print-directory FUZZ_SECONDS=600 fuzz-afl
+	CB_MUTATOR_SECONDS=600 CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'zoo/mutators*'
 
 SOAK_SECONDS ?= 7200
 soak: all tests ## For SOAK_SECONDS (two hours) clients connect, submit, cancel, stop, die, and daemons do: nothing leaks, nobody hangs

@@ -1,7 +1,10 @@
-/* The beasts of zoo.h, one by one and all together, as root and as nobody, each beside a client
- * that keeps the rules: its results stay what they are, and in the end nothing is left of theirs. */
+/* The beasts of zoo.h, one by one and all together, as the daemon's own user, as root and as nobody, each
+ * beside a client that keeps the rules: its results stay what they are, and in the end nothing is left
+ * of theirs. How fast its tokens come is printed, alone and beside them. */
 #include <criterion/criterion.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "tests/system/zoo.h"
@@ -16,13 +19,21 @@ static const struct storm_scale scale = {.seed = 81,
                                          .new_usual = 20,
                                          .new_max = 60};
 
-enum { NOBODY = 65534, HEALTHY = 20999, STRANGERS = 21000 };
+enum { DAEMON = 1, NOBODY = 65534, HEALTHY = 20999, STRANGERS = 21000 };
 
+/* As root the daemon becomes `daemon`, whose number is the same everywhere. */
 static void start(struct system *s)
 {
     system_init(s);
     system_start(s, SETTINGS("--model", "null", "--socket_mode", "0666", "--socket_trust", "true",
-                             "--num_blocks", "2048"));
+                             "--num_blocks", "2048", geteuid() == 0 ? "--user" : NULL, "daemon"));
+}
+
+static void say_pace(const struct pace *p, const char *where)
+{
+    fprintf(stderr, "p50 %llu us, p99 %llu us between events: %s\n",
+            (unsigned long long)pace_gap_us(p, 0.5), (unsigned long long)pace_gap_us(p, 0.99),
+            where);
 }
 
 static void finish(struct system *s)
@@ -37,27 +48,35 @@ static void finish(struct system *s)
 /* Each on a daemon of its own: a lane that broke a rule keeps its user out for a while. */
 static void one_by_one(const struct beast *beasts)
 {
+    const uid_t as[] = {NOBODY, geteuid(), DAEMON};
     bool is_root = geteuid() == 0;
+    struct pace *pace = pace_new();
     struct storm st;
     struct system s;
+    cr_assert(pace);
     storm_init(&st, &scale);
     start(&s);
     storm_answer_all(&st, &s);
     finish(&s);
-    struct storm_member member = {.storm = &st, .n_rounds = 3};
-    for (const struct beast *b = beasts; b->cell; b++) {
+    struct storm_member member = {.storm = &st, .n_rounds = 3, .pace = pace};
+    const struct beast nobody = {"alone", NULL, 0};
+    for (const struct beast *b = &nobody; b->cell; b = b == &nobody ? beasts : b + 1) {
         start(&s);
-        for (int as_root = !is_root; as_root < 2; as_root++) {
+        pace_clear(pace);
+        for (int who = !is_root; who < (is_root ? 3 : 2); who++) {
             struct crowd c;
             crowd_init(&c, &s);
             crowd_add_as(&c, is_root ? HEALTHY : geteuid(), storm_member_run, &member);
-            crowd_add_as(&c, as_root ? geteuid() : NOBODY, b->fn, (void *)b);
+            if (b->fn)
+                crowd_add_as(&c, as[who], b->fn, (void *)b);
             crowd_join(&c);
             crowd_fini(&c);
         }
+        say_pace(pace, b->cell);
         finish(&s);
     }
     storm_fini(&st);
+    pace_free(pace);
 }
 
 Test(zoo, beasts_of_the_lane_one_by_one)
@@ -68,6 +87,143 @@ Test(zoo, beasts_of_the_lane_one_by_one)
 Test(zoo, beasts_of_the_socket_one_by_one)
 {
     one_by_one(zoo_socket);
+}
+
+Test(zoo, beasts_of_a_life_one_by_one)
+{
+    one_by_one(zoo_life);
+}
+
+/* Two healthy clients join the crowd; until all of it is done. */
+static void beside(struct crowd *c, const struct storm *st, uint32_t n_rounds, const char *where)
+{
+    struct pace *pace = pace_new();
+    cr_assert(pace);
+    struct storm_member member = {.storm = st, .n_rounds = n_rounds, .pace = pace};
+    for (uint32_t i = 0; i < 2; i++)
+        crowd_add_as(c, HEALTHY, storm_member_run, &member);
+    crowd_join(c);
+    say_pace(pace, where);
+    pace_free(pace);
+}
+
+struct mutation {
+    uint64_t until_ms;
+    _Atomic uint32_t *n_broken; /* of all mutators */
+};
+
+static void mutator(struct crowd *c, uint32_t i, void *arg)
+{
+    const struct mutation *m = arg;
+    atomic_fetch_add(m->n_broken, zoo_mutate(c, i, m->until_ms));
+}
+
+/* CB_MUTATOR_SECONDS, 4. Two of them are one user, who is held off for what both did. */
+Test(zoo, mutators_for_a_while, .timeout = 3600)
+{
+    const char *seconds = getenv("CB_MUTATOR_SECONDS");
+    struct storm st;
+    struct system s;
+    struct crowd c;
+    if (geteuid() != 0) {
+        fprintf(stderr, "skipped: only root can become other users\n");
+        return;
+    }
+    storm_init(&st, &scale);
+    start(&s);
+    storm_answer_all(&st, &s);
+    crowd_init(&c, &s);
+    struct mutation m = {.n_broken = &c.shared->n_there}; /* nobody waits for that here */
+    m.until_ms = now_ms() + 1000 * (uint64_t)(seconds ? atoi(seconds) : 4);
+    for (uint32_t i = 0; i < 4; i++)
+        crowd_add_as(&c, STRANGERS + i / 2, mutator, &m);
+    beside(&c, &st, 10, "beside mutators");
+    uint32_t n_broken = atomic_load(m.n_broken);
+    cr_expect_gt(n_broken, 0);
+    cr_expect_geq(system_counter(&s, "lane_broken"), n_broken, "the clients read it in more lanes");
+    crowd_fini(&c);
+    finish(&s);
+    storm_fini(&st);
+}
+
+/* Who breaks a rule is told so in the lane, and is refused for a while; nobody else is. */
+static void breaks_a_rule(struct crowd *c, uint32_t i, void *arg)
+{
+    struct cb_hello hello = raw_hello();
+    _Alignas(8) char record[CB_RECORD_BYTES];
+    struct cb_refused refused;
+    (void)arg;
+    for (uint32_t n = 1; n <= 3; n++) {
+        struct cage k;
+        member_expect(c, cage_open(&k, c, i), "no lane");
+        struct cb_up_hot *hot = k.raw.up.base;
+        cb_store64(&hot->req_sent, UINT64_MAX / 2, CB_RELEASE);
+        while (raw_send_plain(&k.raw, CB_RECORD_BELL))
+            nap();
+        uint64_t closed_ms = now_ms();
+        member_expect(c, cb_lane_client_closed(k.lc) == CB_CLOSED_BROKEN, "no reason in the lane");
+        cage_close(&k);
+        struct raw r;
+        member_expect(c, raw_connect(&r, c->system) && raw_send(&r, &hello, sizeof hello),
+                      "no way");
+        int type = raw_receive(&r, record);
+        if (now_ms() - closed_ms < 900) { /* or this process stood still, and it may be over */
+            memcpy(&refused, record, sizeof refused);
+            member_expect(c, type == CB_RECORD_REFUSED && refused.status == CB_BUSY,
+                          "after %u: welcomed by %d", n, type);
+        }
+        raw_close(&r);
+        crowd_move(c);
+    }
+}
+
+Test(zoo, who_breaks_rules_is_told_and_held_off)
+{
+    struct storm st;
+    struct system s;
+    struct crowd c;
+    if (geteuid() != 0) {
+        fprintf(stderr, "skipped: only root can become other users\n");
+        return;
+    }
+    storm_init(&st, &scale);
+    start(&s);
+    storm_answer_all(&st, &s);
+    crowd_init(&c, &s);
+    crowd_add_as(&c, NOBODY, breaks_a_rule, NULL);
+    beside(&c, &st, 3, "beside one who is held off"); /* opens a lane each round */
+    crowd_fini(&c);
+    cr_expect_eq(system_counter(&s, "lane_broken"), 3);
+    finish(&s);
+    storm_fini(&st);
+}
+
+/* All lanes, all slots, the largest prompts, of ten users at once. */
+Test(zoo, all_users_at_their_limits)
+{
+    static const char *const greedy[] = {"largest prompts", "lanes to the limit", "n children",
+                                         "half a HELLO", "connect and drop"};
+    struct storm st;
+    struct system s;
+    struct crowd c;
+    uint32_t n = 0;
+    if (geteuid() != 0) {
+        fprintf(stderr, "skipped: only root can become other users\n");
+        return;
+    }
+    storm_init(&st, &scale);
+    start(&s);
+    storm_answer_all(&st, &s);
+    crowd_init(&c, &s);
+    for (size_t g = 0; g < 2 * sizeof greedy / sizeof greedy[0]; g++)
+        for (const struct beast *b = zoo_socket; b->cell; b++)
+            if (strncmp(b->cell, greedy[g / 2], strlen(greedy[g / 2])) == 0)
+                crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
+    cr_assert_geq(n, 8);
+    beside(&c, &st, 3, "beside all users at their limits");
+    crowd_fini(&c);
+    finish(&s);
+    storm_fini(&st);
 }
 
 /* Each a user of its own, so that none is kept out for what others did. */
@@ -84,15 +240,14 @@ Test(zoo, all_together)
     start(&s);
     storm_answer_all(&st, &s);
     crowd_init(&c, &s);
-    struct storm_member member = {.storm = &st, .n_rounds = 10};
-    for (uint32_t i = 0; i < 2; i++)
-        crowd_add_as(&c, HEALTHY, storm_member_run, &member);
     uint32_t n = 0;
     for (const struct beast *b = zoo_memory; b->cell; b++)
         crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
     for (const struct beast *b = zoo_socket; b->cell; b++)
         crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
-    crowd_join(&c);
+    for (const struct beast *b = zoo_life; b->cell; b++)
+        crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
+    beside(&c, &st, 10, "beside the whole zoo");
     crowd_fini(&c);
     system_settle(&s);
     /* Who lies about cursors waits until it is thrown out; others may be gone before they are. */

@@ -11,6 +11,7 @@
 #include "tests/system/storm.h"
 #include "tests/system/raw.h"
 #include "shm/lane.h"
+#include "shm/message.h"
 #include "shm/sampling.h"
 #include "shm/stop.h"
 /* clang-format on */
@@ -22,7 +23,8 @@ struct beast {
     crowd_fn *fn; /* its argument is the beast */
     int way;      /* of several */
 };
-extern const struct beast zoo_memory[], zoo_socket[]; /* each up to one without a name */
+extern const struct beast zoo_memory[], zoo_socket[],
+    zoo_life[]; /* each up to one without a name */
 
 struct zoo_cell {
     const char *cell, *where;
@@ -44,6 +46,9 @@ void cage_close(struct cage *k);
 struct cb_request_entry cage_entry(struct cage *k, uint32_t n_prompt);
 /* Sends it as it is; false if there is no place for it now. */
 bool cage_submit(struct cage *k, struct cb_request_entry *e);
+/* Scribbles over lanes of its own until then, each until it is closed, with the reason in it. How many
+ * were closed for a broken rule. */
+uint32_t zoo_mutate(struct crowd *c, uint32_t i, uint64_t until_ms);
 /* Rings, and takes what results there are. False: the lane is over. */
 bool cage_turn(struct cage *k);
 

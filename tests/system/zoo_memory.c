@@ -444,90 +444,9 @@ static void names_slots_that_are_not(struct crowd *c, uint32_t i, void *arg)
     rounds(c, i, name_slots);
 }
 
-/* ---- results ------------------------------------------------------------------------------------- */
-
-/* Sends it and reads to its end; is_spoiled: all of UP's arena is another's once it is accepted. */
-static uint32_t ask(struct crowd *c, struct cage *k, bool is_spoiled, uint32_t ids[64])
-{
-    struct cb_request_entry e = cage_entry(k, 30);
-    struct cb_result_entry result;
-    struct cb_slot_view view = {0};
-    uint64_t end = now_ms() + HANG_MS / 2;
-    uint32_t prompt[30];
-    for (uint32_t i = 0; i < 30; i++)
-        prompt[i] = 5 * i;
-    cb_lane_client_write_arena(k->lc, 0, prompt, sizeof prompt);
-    member_expect(c, cage_submit(k, &e), "no place");
-    for (bool is_over = false; !is_over;) {
-        (void)raw_send_plain(&k->raw, CB_RECORD_BELL);
-        member_expect(c, now_ms() < end, "no end");
-        int r = cb_lane_client_poll(k->lc, &result);
-        if (r <= 0 || !(r & CB_LANE_ENTRY)) {
-            nap();
-            continue;
-        }
-        if (result.type == CB_RESULT_ACCEPTED && is_spoiled)
-            memset(arena(k), 0xee, k->raw.welcome.geometry.up_arena_bytes);
-        is_over = result.type != CB_RESULT_ACCEPTED && result.type != CB_RESULT_TOKENS;
-    }
-    member_expect(c, result.type == CB_RESULT_FINISHED, "ends by %u", result.type);
-    cb_lane_client_slot(k->lc, result.slot, &view);
-    member_expect(c, view.emitted <= 64, "%u tokens", view.emitted);
-    memcpy(ids, view.ids, view.emitted * sizeof *ids);
-    (void)cb_lane_client_free(k->lc, result.slot);
-    return view.emitted;
-}
-
-static void rewrites_after_acceptance(struct crowd *c, uint32_t i, void *arg)
-{
-    uint32_t want[64], got[64];
-    struct cage k;
-    (void)arg;
-    if (!cage_open(&k, c, i))
-        return;
-    uint32_t n = ask(c, &k, false, want);
-    for (int round = 0; round < 10; round++) {
-        uint32_t n_got = ask(c, &k, true, got);
-        member_expect(c, n_got == n && memcmp(want, got, n * sizeof *want) == 0,
-                      "what was accepted is not what ran");
-        crowd_move(c);
-    }
-    cage_close(&k);
-}
-
-/* By the slot table alone: the ring of results fills, and then its own requests wait. */
-static void reuses_slots_unread(struct crowd *c, uint32_t i, void *arg)
-{
-    struct cage k;
-    (void)arg;
-    if (!cage_open(&k, c, i))
-        return;
-    const struct cb_geometry *g = &k.raw.welcome.geometry;
-    for (uint32_t round = 0; round < 4 * ZOO_ROUNDS; round++) {
-        struct cb_request_entry e = cage_entry(&k, 5);
-        e.max_new_tokens = 2;
-        (void)cage_submit(&k, &e);
-        for (uint32_t slot = 0; slot < g->n_slots; slot++) {
-            struct cb_slot_view view;
-            cb_lane_client_slot(k.lc, slot, &view);
-            if (k.is_held[slot] && view.state >= CB_SLOT_FINISHED) {
-                k.is_held[slot] = false;
-                (void)cb_lane_client_free(k.lc, slot);
-            }
-        }
-        if (!raw_send_plain(&k.raw, CB_RECORD_BELL))
-            break;
-        nap();
-        crowd_move(c);
-    }
-    member_expect(c, !cb_lane_client_closed(k.lc), "it broke no rule");
-    cage_close(&k);
-}
-
 const struct beast zoo_memory[] = {
     {"flip entry bytes while intake copies", flips_entries, 0},
     {"flip prompt or option block after check", flips_prompts_and_options, 0},
-    {"rewrite the arena after ACCEPTED", rewrites_after_acceptance, 0},
     {"punch holes", punches_holes, 0},
     {"whole UP random", scribbles, 0},
     {"resize UP, write DOWN, open both anew: must fail", opens_more_than_it_may, 0},
@@ -539,7 +458,6 @@ const struct beast zoo_memory[] = {
     {"both cursors elsewhere", lies_about_cursors, 5},
     {"both cursors random", lies_about_cursors, 6},
     {"duplicate entries; slots freed unread", sends_twice_and_frees_unread, 0},
-    {"free and reuse slots, read no result", reuses_slots_unread, 0},
     {"parked and pause toggled at full speed", toggles_parked_and_pause, 0},
     {"cancel storm on all slots, submit and cancel in one pass", storms_with_cancels, 0},
     {"sizes, ids, parameters and options that make no sense", sends_nonsense, 0},

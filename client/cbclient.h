@@ -676,9 +676,9 @@ struct cb_loaded {
 /* Gives a daemon, whose operator's authority is needed for it (cbctl.8), other weights of the model
  * that it runs: a file with the same architecture, shapes and vocabulary. It is sent whole, checked,
  * loaded beside the steps, and takes the place of the present weights between two of them; or is
- * refused, and nothing has changed: cb_message() says what was wrong. Requests under way live on, as cb_request.on_new_weights
- * says. Of options (NULL: the usual ones) those count that say where the daemon is. progress and
- * loaded may be NULL. Blocks until it is done.
+ * refused, and nothing has changed: cb_message() says what was wrong. Requests under way live on, as
+ * cb_request.on_new_weights says. Of options (NULL: the usual ones) those count that say where the
+ * daemon is. progress and loaded may be NULL. Blocks until it is done.
  *   0
  *   CB_BAD_WEIGHTS    torn, too large, no model, or of another model
  *   CB_BUSY           another process is loading weights

@@ -57,8 +57,7 @@ struct cb_link {
     uint64_t features; /* agreed: shm/control.h */
     uint64_t fingerprint[2], boot_id[2], seed, spin_ns;
     struct cb_segment up, down;
-    struct cb_segment
-        bell; /* of a lane by name, a semaphore's page; unmapped: it is woken otherwise */
+    struct cb_segment bell; /* of a lane by name, a semaphore's page; else unmapped */
     struct cb_lane_client *lane;
     void *lane_memory;
     struct cb_arena arena;
@@ -352,8 +351,8 @@ bool cb_is_over_locked(struct cb_handle *h, struct cb_held *q, uint64_t now_ns);
 int cb_room_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t option_bytes,
                    uint64_t *offp);
 /* Sends an entry whose prompt and options lie there, for the requests *first and those behind it, one
- * for each of its children. 0; CB_BUSY, or CB_LOST: the lane is broken, which is the caller's to tell; and the arena is released. Adds CB_LANE_RING to
- * *ringp. */
+ * for each of its children. 0, and CB_LANE_RING is added to *ringp; CB_BUSY; or CB_LOST: the lane is
+ * broken, and to tell that is the caller's. If it was not sent the piece of the arena is released. */
 int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t arena_off,
                    struct cb_held *first, int *ringp);
 

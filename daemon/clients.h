@@ -2,10 +2,10 @@
  *
  * A fixed table, made at start; lanes themselves are fresh memory from the kernel, never the heap.
  * Each connection belongs to a uid, and everything it uses is charged to that uid's quota
- * (daemon/quota.h) before it is used and given back on every path: connections, half-open ones, lanes, bytes, requests, prompt
- * tokens that wait. What it may have is asked when it wants a lane, not when it connects: who only
- * gives commands is held by a limit of his own, so that a user with all his lanes in use, or held
- * off for broken ones, can still look and cancel.
+ * (daemon/quota.h) before it is used and given back on every path: connections, half-open ones,
+ * lanes, bytes, requests, prompt tokens that wait. What it may have is asked when it wants a lane,
+ * not when it connects: who only gives commands is held by a limit of his own, so that a user with
+ * all his lanes in use, or held off for broken ones, can still look and cancel.
  *
  *   FREE ─▶ CONNECTED ─▶ WELCOMED ─▶ LIVE ─▶ GONE ─▶ FREE
  *                │                            ▲

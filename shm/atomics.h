@@ -3,7 +3,8 @@
  * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/explore/explorer.h,
  * which runs the same code under the C11 memory model: all interleavings, all stale reads. With
  * CB_CRASH defined there is a point after each store at which tests/crash/points.h can end the
- * process, numbered as it runs; else it is nothing. Orders are spelled at each access. Shared words are never touched by a plain expression, never volatile.
+ * process, numbered as it runs; else it is nothing. Orders are spelled at each access. Shared words
+ * are never touched by a plain expression, never volatile.
  *
  *   cb_load32(p, ORDER) cb_load64        ORDER: CB_RELAXED, CB_ACQUIRE
  *   cb_store32(p, v, ORDER) cb_store64   ORDER: CB_RELAXED, CB_RELEASE

@@ -5,9 +5,10 @@
  *   BASE.vocab          the vocabulary, POSIX shared memory
  *
  * BASE is /cbd.UID.INSTANCE.<128 random bits>, made exclusively: nobody can know the name before.
- * Once the first part is there, others can see it, so all parts are made before anything is done with
- * one, and if somebody was faster still, under another name. Files are 0600; a client that is another user gets an
- * entry of its own in their access lists, on DOWN and the vocabulary for reading only.
+ * Once the first part is there, others can see it, so all parts are made before anything is done
+ * with one, and if somebody was faster still, under another name. Files are 0600; a client that is
+ * another user gets an entry of its own in their access lists, on DOWN and the vocabulary for
+ * reading only, when all else is done.
  *
  * What has a name can't be sealed, so whoever may write it can cut it short: whoever maps it guards
  * against SIGBUS. That is why names are for users whom the operator trusts.

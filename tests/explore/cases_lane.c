@@ -225,6 +225,49 @@ static void cancel_check(void)
                   "a late cancel undid a newer one");
 }
 
+/* The same while the client submits into the slot anew, which puts its word back to 0. */
+static void reuse_cancel_build(void)
+{
+    world_submit(1);
+    world_intake();
+    world_token(0, 0);
+    world_end(0);
+    world_flush();
+    world_consume();
+}
+
+static void reuse_cancel_init(void)
+{
+    world_init(&(struct world_shape){1, 16, 4, 0}, reuse_cancel_build);
+}
+
+static void submit_and_cancel(void)
+{
+    explore_claim(world_submit(1), "a free slot was refused");
+    cancel_new();
+}
+
+/* Taken in before the cancel is seen, or not: it is cancelled in the end. */
+static void take_in(void)
+{
+    world_intake();
+    world_flush();
+}
+
+static void reuse_cancel_check(void)
+{
+    uint32_t slots[WORLD_SLOTS_MAX];
+
+    world_adopt();
+    world_intake();
+    world_flush();
+    if (cb_lane_look_cancels(world.lane, slots))
+        return;
+    world_consume();
+    explore_claim(world.n_ended == 2 && world.last[0] == CB_SLOT_CANCELLED,
+                  "a late cancel, or the reuse of its slot, undid a newer one");
+}
+
 /* ---- cancel against finish: one end, whichever ----------------------------------------------- */
 
 static void finish_daemon(void)
@@ -290,6 +333,11 @@ static const struct explore_case cases[] = {
      .init = cancel_init,
      .thread = {cancel_old, cancel_new},
      .check = cancel_check},
+    {.name = "two cancels against reuse, as it is submitted",
+     .n_threads = 3,
+     .init = reuse_cancel_init,
+     .thread = {cancel_old, submit_and_cancel, take_in},
+     .check = reuse_cancel_check},
     {.name = "cancel against finish",
      .n_threads = 3,
      .init = cancel_init,

@@ -25,6 +25,13 @@ static void socket_init(void)
     world.socket_room = 1;
 }
 
+/* A notice, say, lies there unread. */
+static void full_socket_init(void)
+{
+    socket_init();
+    world.socket = 1;
+}
+
 static void two_tokens(void)
 {
     world_token(0, 0);
@@ -296,6 +303,7 @@ static void check_paused(void)
 static const struct explore_case cases[] = {
     CASE("park/ring by futex", futex_init, wait_end, two_tokens),
     CASE("park/ring by socket, room for one", socket_init, loop_end, two_tokens),
+    CASE("park/ring by socket, full at first", full_socket_init, loop_end, two_tokens),
     CASE("park/ring, merged tokens", futex_init, wait_two, two_merged),
     CASE("park/ring by semaphore", semaphore_init, wait_end, two_tokens),
     CASE("park/ring by semaphore, merged tokens", semaphore_init, wait_two, two_merged),

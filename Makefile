@@ -265,7 +265,7 @@ audit: all $(BUILD)/tests/audit_storm ## Put 50 bugs into the bookkeeping: its o
 	CC=$(CC) tests/audit/mutants.sh $(BUILD) $(OBJ) 5
 ZOO_PAIRS ?= 10
 bench-zoo: all $(BUILD)/tests/test_system ## What each bad client costs the others, against one that spins: ZOO_PAIRS (10) pairs
-	CB_ZOO_PAIRS=$(ZOO_PAIRS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'zoo_cost/*'
+	CB_ZOO_PAIRS=$(ZOO_PAIRS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --jobs 1 --filter 'zoo_cost/*'
 TIMING_SAMPLES ?= 2000
 timing: all $(BUILD)/tests/timing ## As root: does the time to a first token tell one user what another has cached?
 	@tests/timing.sh $(BUILD) $(TIMING_SAMPLES)

@@ -314,7 +314,7 @@ soak-simulate: $(BUILD)/tests/simulate ## Simulate the whole daemon for SOAK_SEE
 	$(BUILD)/tests/simulate --seeds $(SOAK_SEEDS)
 
 SOAK_REQUESTS ?= 1000000
-soak-null: all $(BUILD)/tests/test_system ## Serve SOAK_REQUESTS (a million) of the null model: memory flat to the page
+soak-null: all $(BUILD)/tests/test_system ## Serve SOAK_REQUESTS (a million) of the null model: memory flat to the page, no wake missed
 	CB_SOAK_REQUESTS=$(SOAK_REQUESTS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --filter 'soak/*'
 
 SOAK_KILLS ?= 1000

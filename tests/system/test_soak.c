@@ -2,6 +2,9 @@
  * a pool beside it. Once it has done some of all that it will have to do, it may have no more address
  * space than it has then, and must have as many pages at every look as at the first.
  *
+ * And a great many through one that sleeps before each of them, as does the client: no wake is missed,
+ * and none needs the net that would catch it.
+ *
  * CB_SOAK_REQUESTS says how many (`make soak-null`: a million); by default it is a short form. */
 #include <criterion/criterion.h>
 #include <stdio.h>
@@ -181,4 +184,51 @@ Test(soak, memory_is_flat_and_the_audit_clean)
     for (int i = 0; i < N_HANDLES; i++)
         cb_close(k.handles[i]);
     system_fini(&k.s);
+}
+
+/* ---- asleep ----------------------------------------------------------------------------------- */
+
+/* One request after the other from one client, for others would wake the daemon in its stead: at each
+ * both sides sleep and are woken. */
+static void sleep_through(const char *net_ms, uint64_t n)
+{
+    const uint32_t ids[] = {7, 8, 9};
+    struct cb_options options;
+    struct cb_request r;
+    struct cb_event e;
+    struct cb_info info;
+    struct system s;
+    uint64_t id;
+    system_init(&s);
+    system_start(&s, SETTINGS("--model", "null", "--wait_mode", "eco", "--net_ms", net_ms));
+    cb_options_init(&options);
+    options.wait_mode = CB_WAIT_ECO;
+    struct cb_handle *h = system_open(&s, &options);
+    cb_request_init(&r);
+    r.ids = ids;
+    r.n_ids = 3;
+    r.max_new_tokens = 1;
+    r.flags = CB_IGNORE_EOS | CB_FINAL_ONLY;
+    for (uint64_t i = 0; i < n; i++) {
+        cr_assert_eq(cb_submit(h, &r, &id), 0, "%s", cb_message());
+        cr_assert_eq(cb_wait(h, id, &e, 3 * HANG_MS), 1, "request %lu: %s", (unsigned long)i,
+                     cb_message());
+        cr_assert_eq(e.type, CB_EVENT_END);
+        cr_assert_eq(cb_release(h, id), 0);
+    }
+    cb_info(h, &info);
+    cr_expect_eq(info.wake_missed, 0);
+    cr_expect_eq(system_counter(&s, "requests_finished"), n);
+    cr_expect_eq(system_counter(&s, "wake_missed"), 0);
+    cr_expect_gt(system_counter(&s, "bells_received"), 0);
+    cb_close(h);
+    system_fini(&s);
+}
+
+Test(soak, no_wake_is_missed)
+{
+    const char *wanted = getenv("CB_SOAK_REQUESTS");
+    uint64_t n = wanted ? strtoull(wanted, NULL, 10) : IS_SANITIZED ? 1000 : 10000;
+    sleep_through("10000", n);
+    sleep_through("3600000", n); /* off, as good as: a wake that is missed hangs */
 }

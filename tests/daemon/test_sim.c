@@ -36,6 +36,7 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     uint64_t n_finished = 0, n_cancelled = 0, n_rejected = 0, n_deaths = 0, n_hostile = 0;
     uint64_t n_prefix_hits = 0, n_evicted = 0, n_soft_resets = 0, n_pauses = 0;
     uint64_t n_too_late = 0, n_past_deadline = 0, n_predicted = 0;
+    uint64_t n_resumed = 0;
     uint64_t n_families = 0, n_forks = 0, n_room_waits = 0, n_switches = 0, n_weights_refused = 0;
     uint64_t n_mixed = 0, n_anew = 0, n_failed = 0;
     for (uint64_t seed = 2000; seed < 2400; seed++) {
@@ -54,6 +55,7 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
         n_predicted += r.n_predicted;
         n_pauses += r.n_pauses;
         n_families += r.n_families;
+        n_resumed += r.n_resumed;
         n_forks += r.n_forks;
         n_room_waits += r.n_room_waits;
         n_switches += r.n_switches;
@@ -75,6 +77,7 @@ Test(sim, reaches_ends_of_every_kind, .timeout = 120)
     cr_assert_gt(n_predicted, 50);
     cr_assert_gt(n_pauses, 100);
     cr_assert_gt(n_families, 100);
+    cr_assert_gt(n_resumed, 100);
     cr_assert_gt(n_forks, 30);
     cr_assert_gt(n_room_waits, 0);
     cr_assert_gt(n_switches, 100);

@@ -23,6 +23,7 @@ static const struct {
     {offsetof(struct sim_report, n_past_deadline), "passed it"},
     {offsetof(struct sim_report, n_families), "families"},
     {offsetof(struct sim_report, n_forks), "forks"},
+    {offsetof(struct sim_report, n_resumed), "resumed"},
     {offsetof(struct sim_report, n_room_waits), "waits of families for room"},
     {offsetof(struct sim_report, n_switches), "switches of weights"},
     {offsetof(struct sim_report, n_weights_refused), "weights refused"},

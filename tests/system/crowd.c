@@ -158,9 +158,9 @@ struct cb_handle *crowd_open(struct crowd *c, const struct cb_options *options)
         own = *options;
     else
         cb_options_init(&own);
-    do /* among many on few cores the daemon may not have its turn for long */
+    do /* among many on few cores the daemon, or we, may not have a turn for long */
         r = system_try_open(c->system, &own, &h);
-    while (r == CB_TIMEOUT && now_ms() < end);
+    while ((r == CB_TIMEOUT || r == CB_LOST) && now_ms() < end);
     if (r)
         crowd_fail(c, "cb_open: %s", cb_message());
     return h;

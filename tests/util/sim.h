@@ -32,6 +32,7 @@ struct sim_report {
         n_predicted;              /* refused; ended by it; accepted with a guess */
     uint64_t n_pauses;            /* clients' and operators' */
     uint64_t n_families, n_forks; /* sent; continuations that began with blocks of another */
+    uint64_t n_resumed;           /* sent with tokens of another daemon */
     uint64_t n_room_waits;        /* families that waited for places in the ring of results */
     uint64_t n_switches, n_weights_refused;
     uint64_t n_mixed, n_anew, n_failed; /* requests of several epochs; computed anew; ended by it */

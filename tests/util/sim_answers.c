@@ -61,7 +61,8 @@ static bool epochs_of(struct sim_client *c, const struct sim_request *r,
         c->sim->report->n_anew += (epochs[i] & CB_EPOCH_ANEW) != 0;
         c->sim->report->n_mixed += is_switch && !(epochs[i] & CB_EPOCH_ANEW);
     }
-    if (view->emitted && view->weight_epoch != (epochs[view->emitted - 1] & ~CB_EPOCH_ANEW))
+    if (view->emitted > r->n_given &&
+        view->weight_epoch != (epochs[view->emitted - 1] & ~CB_EPOCH_ANEW))
         sim_fail(c->sim, "client %u: request %llu ended in another epoch than its last token",
                  c->idx, (unsigned long long)r->user);
     return is_known;
@@ -91,7 +92,7 @@ static void check_logprobs(struct sim_client *c, const struct sim_request *r,
     bool has_prompt = view->emitted || (view->state == CB_SLOT_FINISHED && !view->out_cap);
     if (r->planes & CB_PLANE_LOGPROBS && view->emitted &&
         !(view->logprobs &&
-          same_logprobs(r, view->logprobs, view->top, alone->logprobs, 0, view->emitted)))
+          same_logprobs(r, view->logprobs, view->top, alone->logprobs, r->n_given, view->emitted)))
         sim_fail(c->sim, "client %u: log-probabilities of request %llu are not those it gets alone",
                  c->idx, (unsigned long long)r->user);
     if (r->planes & CB_PLANE_PROMPT && has_prompt && is_of_one &&
@@ -134,8 +135,9 @@ static void check_alone(struct sim_client *c, const struct sim_request *r,
 static void check_times(struct sim_client *c, const struct sim_request *r,
                         const struct cb_slot_view *view)
 {
-    for (uint32_t i = 0; view->times && i < view->emitted; i++)
-        if (view->times[i] < (i ? view->times[i - 1] : 0) || view->times[i] > view->total_ns)
+    for (uint32_t i = r->n_given; view->times && i < view->emitted; i++)
+        if (view->times[i] < (i > r->n_given ? view->times[i - 1] : 0) ||
+            view->times[i] > view->total_ns)
             sim_fail(c->sim, "client %u: request %llu has times out of order", c->idx,
                      (unsigned long long)r->user);
     if ((r->planes & CB_PLANE_TIMES && view->emitted && !view->times) ||
@@ -220,7 +222,7 @@ static bool is_over(const struct sim_client *c, const struct sim_request *r, enu
     }
     switch (limit) {
     case CB_LIMIT_UID_WAITING:
-        return (uint64_t)n * r->n_prompt > set->uid_waiting_tokens;
+        return (uint64_t)n * (r->n_prompt + r->n_given) > set->uid_waiting_tokens;
     case CB_LIMIT_UID_REQUESTS:
         return n > set->uid_requests;
     case CB_LIMIT_REQUESTS:
@@ -249,9 +251,10 @@ static void check_accepted(struct sim_client *c, struct sim_request *r,
     if (!may_be)
         sim_fail(c->sim, "client %u: request %llu was accepted, which can't be", c->idx,
                  (unsigned long long)r->user);
+    /* One that goes on is not refused for its deadline: what it has by then is its answer. */
+    bool is_bound = r->deadline_ns && r->max_new_tokens != CB_NO_LIMIT && !r->n_given;
     if (e->last == 0 ? e->first != 0
-                     : e->first > e->last || (r->deadline_ns && r->max_new_tokens != CB_NO_LIMIT &&
-                                              e->last > r->deadline_ns / 1000 + 1))
+                     : e->first > e->last || (is_bound && e->last > r->deadline_ns / 1000 + 1))
         sim_fail(c->sim, "client %u: request %llu is to start at %u and end at %u us", c->idx,
                  (unsigned long long)r->user, e->first, e->last);
     c->sim->report->n_predicted += e->last > 0;
@@ -263,11 +266,13 @@ static void check_rejected(struct sim_client *c, struct sim_request *r,
 {
     int status = (int)e->count;
     const struct settings *set = &c->sim->settings;
-    bool is_load = (status == CB_BUSY && set->max_queue_size) ||
-                   (status == CB_QUOTA && is_over(c, r, (enum cb_limit)e->first)) ||
-                   (status == CB_NO_CAPACITY && sim_is_too_big(c->sim, r)) ||
-                   (status == CB_TOO_LATE && is_late(r, e)) ||
-                   (status == CB_DRAINING && c->sim->is_ending);
+    bool is_load =
+        (status == CB_BUSY && set->max_queue_size) ||
+        (status == CB_QUOTA && is_over(c, r, (enum cb_limit)e->first)) ||
+        (status == CB_NO_CAPACITY && sim_is_too_big(c->sim, r)) ||
+        (status == CB_TOO_LATE && is_late(r, e) && !r->n_given) ||
+        (status == CB_CHANGED && r->n_given && c->welcome.weight_epoch != c->sim->epoch) ||
+        (status == CB_DRAINING && c->sim->is_ending);
     c->sim->report->n_too_late += status == CB_TOO_LATE;
     if (r->must_reject ? status != r->must_reject && !is_load : !is_load)
         sim_fail(c->sim, "client %u: request %llu was rejected with %d (%u, %u), not %d", c->idx,
@@ -393,7 +398,7 @@ void sim_client_check_pause(struct sim_client *c)
         struct sim_request *r = &c->requests[i];
         if (r->is_sent && begins)
             r->n_held = sim_client_emitted(c, r);
-        if (r->is_sent && sim_client_emitted(c, r) != r->n_held)
+        if (r->is_sent && sim_client_emitted(c, r) > r->n_held)
             sim_fail(c->sim, "client %u: request %llu went on though it is paused", c->idx,
                      (unsigned long long)r->user);
     }

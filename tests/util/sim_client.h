@@ -4,7 +4,8 @@
  * sleeps, frees, dies, or turns hostile and scribbles over its own segment, one act at a time as the
  * world lets it. Everything an honest one is told is checked at once (sim_answers.c) against what
  * the same request gets alone (sim_expect). A family is n continuations of one prompt: each is a
- * request in a slot of its own, and all are answered at once. */
+ * request in a slot of its own, and all are answered at once. Some requests are of a client whose
+ * daemon died: what they get alone is known before, so they come with any part of that, and go on. */
 #ifndef CB_TESTS_UTIL_SIM_CLIENT_H
 #define CB_TESTS_UTIL_SIM_CLIENT_H
 
@@ -32,6 +33,7 @@ struct sim_request {
     uint64_t user;                  /* the family's */
     uint32_t n_children, child_idx; /* of the family; which one by its draws */
     uint32_t prompt[SIM_PROMPT_MAX], n_prompt, max_new_tokens;
+    uint32_t n_given; /* its first tokens, which another daemon made: behind its prompt */
     float temperature;
     uint64_t seed, deadline_ns;
     uint32_t stop_ids[2], n_stop_ids;

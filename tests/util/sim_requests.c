@@ -47,6 +47,26 @@ static void draw_wishes(struct sim_client *c, struct sim_request *r)
     }
 }
 
+/* Some go on where another daemon of the same weights left them, at a drawn place, also at their very
+ * end. What they ask of weights and prompts elsewhere is not known here. */
+static void draw_resume(struct sim_client *c, struct sim_request *r)
+{
+    struct sim_answer alone;
+    uint32_t most;
+    if (!(c->welcome.features & CB_FEATURE_RESUME) || draw(c, 3) || r->n_children > 1 ||
+        r->child_idx == UINT32_MAX || c->welcome.weight_epoch != c->sim->epoch ||
+        r->max_new_tokens == CB_NO_LIMIT || r->max_new_tokens == 0 || sim_is_too_big(c->sim, r))
+        return;
+    r->planes &= ~(CB_PLANE_EPOCHS | CB_PLANE_PROMPT);
+    sim_expect(c->sim, r, NULL, 0, &alone);
+    most = SIM_PROMPT_MAX - r->n_prompt;
+    most = most < alone.n_tokens ? most : alone.n_tokens;
+    r->n_given = draw(c, 4) ? draw(c, most + 1) : most;
+    memcpy(r->prompt + r->n_prompt, alone.tokens, r->n_given * sizeof(uint32_t));
+    r->n_held = r->n_given; /* it may be sent while a pause is acted on */
+    c->sim->report->n_resumed += r->n_given > 0;
+}
+
 static void draw_request(struct sim_client *c, struct sim_request *r)
 {
     uint32_t n_vocab = c->welcome.geometry.n_vocab;
@@ -88,6 +108,7 @@ static void draw_request(struct sim_client *c, struct sim_request *r)
         r->flags |= draw(c, 4) << CB_FLAG_ON_WEIGHTS_SHIFT;
     }
     draw_wishes(c, r);
+    draw_resume(c, r);
 }
 
 /* Spoils the entry, or what it points to, in one way; the status that it must get. */
@@ -132,24 +153,34 @@ static void put_request(struct sim_client *c, struct sim_request *r, struct cb_r
 {
     uint64_t block[32];
     const struct cb_message_text stop = {.bytes = r->stop, .n = strlen(r->stop)};
-    const struct cb_message_options options = {.stop_ids = r->stop_ids,
-                                               .n_stop_ids = r->n_stop_ids,
-                                               .stops = &stop,
-                                               .n_stops = r->stop[0] ? 1 : 0,
-                                               .cache_salt = {"salt", r->is_salted ? 4 : 0},
-                                               .sampling = &r->sampling,
-                                               .biases = r->biases,
-                                               .n_biases = r->n_biases,
-                                               .allowed_ids = r->allowed,
-                                               .n_allowed_ids = r->n_allowed,
-                                               .banned_ids = r->banned,
-                                               .n_banned_ids = r->n_banned};
+    const struct cb_resume resume = {
+        .fingerprint = {c->welcome.fingerprint[0], c->welcome.fingerprint[1]},
+        .child_idx = r->child_idx};
+    struct cb_message_options options = {.stop_ids = r->stop_ids,
+                                         .n_stop_ids = r->n_stop_ids,
+                                         .stops = &stop,
+                                         .n_stops = r->stop[0] ? 1 : 0,
+                                         .cache_salt = {"salt", r->is_salted ? 4 : 0},
+                                         .sampling = &r->sampling,
+                                         .biases = r->biases,
+                                         .n_biases = r->n_biases,
+                                         .allowed_ids = r->allowed,
+                                         .n_allowed_ids = r->n_allowed,
+                                         .banned_ids = r->banned,
+                                         .n_banned_ids = r->n_banned,
+                                         .resume = r->n_given ? &resume : NULL};
     size_t n = cb_message_options_bytes(&options);
+    if (n > sizeof block) { /* no room for that, too: it begins here */
+        options.resume = NULL;
+        r->n_given = 0;
+        n = cb_message_options_bytes(&options);
+    }
     cb_message_init(e);
     e->priority = draw(c, 2) ? draw(c, 256) : draw(c, 3);
     e->n_children = r->n_children;
-    e->child_idx = r->child_idx;
-    e->n_prompt = r->n_prompt;
+    e->child_idx = r->n_given ? 0 : r->child_idx;
+    e->n_prompt = r->n_prompt + r->n_given;
+    e->resume_from = r->n_given;
     e->prompt_off = (uint64_t)r->region * SIM_REGION_BYTES;
     e->max_new_tokens = r->max_new_tokens;
     e->temperature = r->temperature;
@@ -164,10 +195,10 @@ static void put_request(struct sim_client *c, struct sim_request *r, struct cb_r
         e->opt_len = (uint32_t)n;
         cb_lane_client_write_arena(c->lc, e->opt_off, block, n);
     }
-    if (draw(c, 8) == 0)
+    if (draw(c, 8) == 0 && !r->n_given)
         r->must_reject = spoil(c, r, e);
     cb_lane_client_write_arena(c->lc, (uint64_t)r->region * SIM_REGION_BYTES, r->prompt,
-                               r->n_prompt * sizeof(uint32_t));
+                               (r->n_prompt + r->n_given) * sizeof(uint32_t));
 }
 
 void sim_client_submit(struct sim_client *c)
@@ -205,11 +236,17 @@ void sim_client_submit(struct sim_client *c)
     sim_client_ring(c, result);
 }
 
-uint32_t sim_client_emitted(const struct sim_client *c, const struct sim_request *r)
+/* Whether its slot is its own by now. */
+static bool is_there(const struct sim_client *c, const struct sim_request *r)
 {
     struct cb_slot_view view;
     cb_lane_client_slot(c->lc, r->slot, &view);
-    return view.gen == r->gen ? view.emitted : 0;
+    return view.gen == r->gen;
+}
+
+uint32_t sim_client_emitted(const struct sim_client *c, const struct sim_request *r)
+{
+    return is_there(c, r) ? cb_lane_client_emitted(c->lc, r->slot) : r->n_given;
 }
 
 void sim_client_cancel(struct sim_client *c)
@@ -237,8 +274,11 @@ void sim_client_note_epoch(struct sim_client *c, uint32_t epoch)
         return;
     for (uint32_t i = 0; i < c->welcome.geometry.n_slots; i++) {
         struct sim_request *r = &c->requests[i];
-        if (r->is_sent)
-            r->n_at_epoch[epoch] = sim_client_emitted(c, r);
+        if (!r->is_sent)
+            continue;
+        r->n_at_epoch[epoch] = sim_client_emitted(c, r);
+        if (r->n_given && !is_there(c, r)) /* if it is let in after all, then as one of these */
+            r->epoch = epoch;
     }
 }
 

@@ -120,11 +120,14 @@ int place_give(struct place *p, const struct settings *set, uid_t uid, gid_t gid
         r = dir_make(base, W_OK | X_OK, message);
     if (r)
         return r;
-    if (lstat(base, &st) < 0 || st.st_uid != 0)
-        return refuse(message, -EPERM,
-                      "the run directory %s is not root's, so nobody else can be let in there; "
-                      "see runtime_dir",
-                      base);
+    /* Else the directory may be one that others made, locks and all, with an access list that keeps
+     * them in. */
+    if (lstat(base, &st) < 0 || st.st_uid != 0 || st.st_mode & (S_IWGRP | S_IWOTH))
+        return refuse(
+            message, -EPERM,
+            "the run directory %s is not root's alone to write, so nobody else can be let "
+            "in there; see runtime_dir",
+            base);
     if (mkdir(p->dir, 0755) < 0 && errno != EEXIST)
         return refuse(message, -errno, "can't make the run directory %s: %s; see runtime_dir",
                       p->dir, strerror(errno));

@@ -322,6 +322,22 @@ static void expect_refusal(uid_t uid, const char *user, const char *part)
     system_fini(&s);
 }
 
+/* Anybody could have made the instance's directory there, with whatever is in it. */
+Test(service, becomes_nobody_else_in_a_directory_that_others_can_write)
+{
+    struct system s;
+    if (!is_root() || !getpwnam("nobody"))
+        return;
+    system_init(&s);
+    cr_assert_eq(chmod(s.dir, 01777), 0);
+    system_spawn_as(&s, 0, SETTINGS("--model", "null", "--user", "nobody"));
+    cr_expect_not(system_is_ready(&s));
+    if (s.pid)
+        cr_expect_eq(system_wait(&s), 1);
+    system_expect_log(&s, "root's alone to write");
+    system_fini(&s);
+}
+
 Test(service, users_that_it_cannot_become)
 {
     if (!is_root())

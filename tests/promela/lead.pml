@@ -5,8 +5,8 @@
  * their entry sets under the lock. Who returns from a wait while nobody leads wakes one who still waits. A
  * third thread polls between; a wait may also time out, and passes the lead on by the same rule.
  *
- * Mirrors cb_await_locked, lead_locked, follow_locked, cb_pass_lead_locked and wait_for in client/wait.c;
- * cb_drain_locked and cb_led_by_other_locked in client/results.c. All under one lock, which orders memory;
+ * Mirrors cb_await_locked, lead_locked, follow_locked and wait_for in client/wait.c; cb_pass_lead_locked in
+ * client/wake.c; cb_drain_locked and cb_led_by_other_locked in client/results.c. All under one lock, which orders memory;
  * the daemon's side is park.pml's. Without slices and safety net, which would hide what is lost.
  *
  * run:

@@ -11,10 +11,10 @@
  * none behind the last; no work for what was cancelled under an earlier daemon; the request ends; and a
  * daemon holds nothing for who has gone.
  *
- * Mirrors cb_lose_locked, belongs, lose_one_locked in client/lost.c; cb_resend_locked in
- * client/resend.c; cb_admit_locked in client/ends.c; publish_record, cb_lane_give and admit in shm/lane.c; cb_lane_token and cb_lane_end in
- * shm/lane_deliver.c. One that is dead stores nothing any more and the words are published in order, so memory
- * is sequentially consistent here.
+ * Mirrors cb_lose_locked, belongs and lose_one_locked in client/lost.c; cb_resend_locked in client/resend.c;
+ * cb_admit_locked in client/ends.c; publish_record, cb_lane_give and admit in shm/lane.c; cb_lane_token and
+ * cb_lane_end in shm/lane_deliver.c. One that is dead stores nothing any more and the words are published in
+ * order, so memory is sequentially consistent here.
  *
  * run: -DLIVES=3
  * run: -DLIVES=3 -DCHANGES

@@ -190,7 +190,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (eat(&in, 1) % 4 == 0)
             cb_cancel(h, known[eat(&in, 1) % N_SLOTS].id);
         if (eat(&in, 1) % 4 == 0)
-            cb_scan_locked(h);
+            (void)cb_scan_locked(h, cb_scan_locked(h, false));
         cb_lose_locked(h, CB_LOST);
         for (uint32_t i = 0; i < N_SLOTS; i++)
             check(h, &known[i]);

@@ -69,10 +69,10 @@ static void due(struct loop_timer *t)
     look(list_entry(t, struct chores, due));
 }
 
-void chores_begin_turn(struct chores *ch)
+void chores_begin_turn(struct chores *ch, uint64_t now_ns)
 {
-    uint64_t now = clock_now(ch->clock), quarter_ns = (now - ch->begun_ns) / 4;
-    ch->begun_ns = now;
+    uint64_t quarter_ns = (now_ns - ch->begun_ns) / 4;
+    ch->begun_ns = now_ns;
     ch->most_ns = quarter_ns < TURN_LEAST_NS  ? TURN_LEAST_NS
                   : quarter_ns > TURN_MOST_NS ? TURN_MOST_NS
                                               : quarter_ns;

@@ -41,7 +41,7 @@ struct chores {
 void chores_init(struct chores *ch, struct loop *loop, const struct clock *clock,
                  struct quotas *quotas, struct cb_stats_page *stats);
 /* Before each serve of the loop. */
-void chores_begin_turn(struct chores *ch);
+void chores_begin_turn(struct chores *ch, uint64_t now_ns);
 
 /* Whether a client's socket may be read now. False: in the next turn, or it is made to wait; its end
  * is told all the same. */

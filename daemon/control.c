@@ -61,10 +61,10 @@ struct control *control_free(struct control *c)
     return NULL;
 }
 
-void control_begin_turn(struct control *c)
+void control_begin_turn(struct control *c, uint64_t now_ns)
 {
     c->turn++;
-    chores_begin_turn(&c->config.clients->chores);
+    chores_begin_turn(&c->config.clients->chores, now_ns);
 }
 
 void control_refuse_all(struct control *c)

@@ -49,7 +49,7 @@ int control_listen(struct control *c, int listen_fd);
 /* Serves a socket that is connected already; socket and lease are the control's in any case. */
 void control_adopt(struct control *c, int fd, const struct cb_lease *lease);
 /* Once before each serve of the loop: whoever gave all the commands of a turn may give more. */
-void control_begin_turn(struct control *c);
+void control_begin_turn(struct control *c, uint64_t now_ns);
 /* The reply that a CONTROL_LATER left behind, and its sending. Not if its connection has gone. */
 struct buf *control_reply(const struct client *who);
 void control_answer(struct control *c, struct client *who, int status);

@@ -420,7 +420,7 @@ void daemon_turn(struct daemon *d)
 {
     uint64_t begun_ns = clock_now(d->config.clock);
     struct engine_stats before = d->seen;
-    control_begin_turn(d->control);
+    control_begin_turn(d->control, begun_ns);
     /* Who has just rung waits. His bell's record is no part of that: it is read when he is served. */
     bool was_woken = d->is_woken;
     if (!was_woken)

@@ -42,17 +42,27 @@ static int pool_new(struct engine *e)
     return config.n_sectors > 0 ? cache_new(&e->pool, &config) : 0;
 }
 
+/* Prompt and limit of a request that has the cache to itself. */
+static uint32_t tokens_max_of(const struct engine *e)
+{
+    uint64_t most = cache_tokens_max(&e->cache_config, e->config.max_batch_tokens);
+    if (most > e->info->n_context)
+        most = e->info->n_context;
+    return (uint32_t)(most < e->config.max_held_tokens ? most : e->config.max_held_tokens);
+}
+
 static int build(struct engine *e)
 {
     const struct engine_config *c = &e->config;
-    uint32_t tokens_max = engine_tokens_max(e);
-    uint32_t blocks_max = table_blocks_for(tokens_max, e->info->page_size);
+    e->tokens_max = tokens_max_of(e);
+    uint32_t blocks_max = table_blocks_for(e->tokens_max, e->info->page_size);
     int r = cache_new(&e->cache, &e->cache_config);
     backing_init(&e->backing, e->model, e->cache);
     if (!r)
         r = pool_new(e);
     if (!r)
-        r = requests_new(&e->requests, c->max_requests, tokens_max, e->info->n_groups, blocks_max);
+        r = requests_new(&e->requests, c->max_requests, e->tokens_max, e->info->n_groups,
+                         blocks_max);
     if (!r)
         r = batch_new(&e->batch, c->max_batch_tokens, c->max_requests_per_batch, e->info->n_groups,
                       blocks_max);
@@ -121,10 +131,7 @@ struct engine *engine_free(struct engine *e)
 
 uint32_t engine_tokens_max(const struct engine *e)
 {
-    uint64_t most = cache_tokens_max(&e->cache_config, e->config.max_batch_tokens);
-    if (most > e->info->n_context)
-        most = e->info->n_context;
-    return (uint32_t)(most < e->config.max_held_tokens ? most : e->config.max_held_tokens);
+    return e->tokens_max;
 }
 
 /* ---- requests come and go -------------------------------------------------------------------- */
@@ -175,7 +182,7 @@ int engine_submit_many(struct engine *e, const struct request_spec *spec, uint32
 {
     uint64_t n_tokens = (uint64_t)spec->n_prompt + spec->max_new_tokens;
     assert(n > 0 && (spec->n_given == 0 || n == 1));
-    if (n_tokens > engine_tokens_max(e))
+    if (n_tokens > e->tokens_max)
         return ENGINE_TOO_BIG;
     if (n > requests_n_free(e->requests) ||
         n_tokens > (e->config.max_held_tokens - e->n_held_tokens) / n)
@@ -212,7 +219,7 @@ void engine_forecast(struct engine *e, const struct request_spec *spec, struct e
 {
     struct scheduler_forecast forecast;
     uint32_t n_ids = spec->n_prompt + spec->n_given;
-    assert(n_ids <= engine_tokens_max(e));
+    assert(n_ids <= e->tokens_max);
     const struct scheduler_wish wish = {.uid = spec->uid,
                                         .priority = spec->priority,
                                         .n_prompt = n_ids - find_tokens(e, spec),
@@ -336,12 +343,16 @@ static int step(struct engine *e, uint64_t now_ns)
 
 int engine_step(struct engine *e)
 {
-    uint64_t begin_ns = clock_now(e->clock), model_ns = e->stats.model_ns;
+    bool has_work = e->in_flight || !list_is_empty(&e->ending) ||
+                    !list_is_empty(scheduler_active(e->scheduler)) ||
+                    !list_is_empty(scheduler_waiting(e->scheduler));
+    /* As most turns of a loop that spins are without: a clock costs as much as all the rest. */
+    uint64_t begin_ns = has_work ? clock_now(e->clock) : 0, model_ns = e->stats.model_ns;
     uint64_t on_device_ns = e->in_flight ? begin_ns - e->submit_ns : 0;
     int r = step(e, begin_ns);
-    if (r ==
-        ENGINE_IDLE) /* as most turns of a loop that spins: a clock costs as much as all the rest */
+    if (r == ENGINE_IDLE)
         return r;
+    assert(has_work);
     uint64_t took_ns = clock_now(e->clock) - begin_ns;
     uint64_t in_model_ns = e->stats.model_ns - model_ns;
     in_model_ns -= in_model_ns < on_device_ns ? in_model_ns : on_device_ns;
@@ -401,6 +412,15 @@ int engine_populate_some(struct engine *e, size_t bytes)
 }
 
 /* ---- watching -------------------------------------------------------------------------------- */
+
+void engine_held(const struct engine *e, struct engine_held *held)
+{
+    struct scheduler_counts counts;
+    scheduler_counts(e->scheduler, &counts);
+    *held = (struct engine_held){.n_requests = counts.n_active + counts.n_waiting,
+                                 .n_waiting = counts.n_waiting,
+                                 .n_tokens = e->n_held_tokens};
+}
 
 void engine_stats(const struct engine *e, struct engine_stats *stats)
 {

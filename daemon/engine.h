@@ -177,6 +177,13 @@ struct engine_stats {
 };
 void engine_stats(const struct engine *e, struct engine_stats *stats);
 
+/* What it has accepted, of this only what is asked for at every turn. */
+struct engine_held {
+    uint32_t n_requests, n_waiting; /* of these */
+    uint64_t n_tokens;              /* their prompts and limits */
+};
+void engine_held(const struct engine *e, struct engine_held *held);
+
 struct request_info { /* what an operator asks about one */
     enum request_phase phase;
     uint32_t uid, n_prompt, n_generated, max_new_tokens;

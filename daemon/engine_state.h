@@ -22,6 +22,7 @@ struct engine {
     const struct cb_vocab *vocab;
     struct engine_sink sink;
     const struct clock *clock;
+    uint32_t tokens_max; /* of a request */
 
     struct cache_config cache_config;
     struct cache *cache;

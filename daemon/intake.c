@@ -26,6 +26,7 @@ struct intake {
     /* In the engine, about: counted up by what this pass added. */
     uint32_t n_waiting, n_requests;
     uint64_t n_held_tokens;
+    uint64_t since_ns; /* when the entry that is taken came into view; 0: none has */
     uint32_t n_paused; /* of those that wait, counted when it first mattered in this pass */
     bool knows_paused;
     bool refuses;
@@ -347,6 +348,8 @@ static int intake_take(struct intake *i, struct client *cl, int64_t *units)
     }
     if (r != CB_LANE_ENTRY)
         return TAKE_NOTHING;
+    if (i->since_ns == 0)
+        i->since_ns = chores_now(&i->config.clients->chores);
     uint32_t n = cb_lane_n_children(cl->lane);
     *units = n;
     bool is_open = entry.max_new_tokens == CB_NO_LIMIT;
@@ -419,14 +422,14 @@ static int64_t serve_uid(struct intake *i, struct quota *q, bool *donep)
 
 /* The same, at the uid's own cost if nothing comes of it that it pays for otherwise: what is refused, or
  * cancelled before it was taken. */
-static int64_t round_of(struct intake *i, struct quota *q, uint64_t *since_ns, bool *donep)
+static int64_t round_of(struct intake *i, struct quota *q, bool *donep)
 {
     uint32_t n_requests = i->n_requests;
     int64_t used = serve_uid(i, q, donep);
     if (used > 0 && i->n_requests == n_requests)
-        chores_charge(&i->config.clients->chores, q, since_ns);
+        chores_charge(&i->config.clients->chores, q, &i->since_ns);
     else
-        *since_ns = chores_now(&i->config.clients->chores);
+        i->since_ns = 0;
     return used;
 }
 
@@ -454,16 +457,16 @@ bool intake_drain(struct intake *i)
 {
     struct clients *c = i->config.clients;
     struct chores *ch = &c->chores;
-    struct engine_stats stats;
-    uint64_t since_ns = chores_now(ch);
+    struct engine_held held;
     int64_t left = PASS_UNITS;
     struct list *last = NULL;
     bool more;
-    engine_stats(i->config.engine, &stats);
-    i->n_waiting = stats.n_waiting;
+    engine_held(i->config.engine, &held);
+    i->n_waiting = held.n_waiting;
     i->knows_paused = false;
-    i->n_requests = stats.n_active + stats.n_waiting;
-    i->n_held_tokens = stats.n_held_tokens;
+    i->since_ns = 0;
+    i->n_requests = held.n_requests;
+    i->n_held_tokens = held.n_tokens;
     retry_waiting(i);
     do {
         struct list *l, *after;
@@ -474,7 +477,7 @@ bool intake_drain(struct intake *i)
             if (list_is_empty(&q->live) || !chores_may_take(ch, q))
                 continue;
             chores_hold(q);
-            int64_t used = round_of(i, q, &since_ns, &done);
+            int64_t used = round_of(i, q, &done);
             chores_let_go(ch, q);
             left -= used;
             more |= !done;

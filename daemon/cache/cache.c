@@ -441,6 +441,16 @@ uint32_t cache_first_shared(const struct table *t, const struct table *other, ui
 void cache_counts(const struct cache *c, struct cache_counts *counts)
 {
     uint32_t n_kept = c->prefix ? blocks_n_kept(c->blocks[0]) : 0;
+    *counts = (struct cache_counts){
+        .n_total = c->config.n_sectors,
+        .n_unheld = sectors_n_free(c->sectors) + n_kept,
+        .n_kept = n_kept,
+        .n_evicted = c->n_evicted,
+    };
+}
+
+double cache_free_share(const struct cache *c)
+{
     double free_sectors = 0;
     /* Of a sector that a group has, what is free of it. */
     for (uint32_t g = 0; g < c->config.n_groups; g++) {
@@ -449,11 +459,5 @@ void cache_counts(const struct cache *c, struct cache_counts *counts)
             (double)n / c->config.groups[g].blocks_per_sector - sectors_n_free(c->sectors);
     }
     free_sectors += sectors_n_free(c->sectors);
-    *counts = (struct cache_counts){
-        .n_total = c->config.n_sectors,
-        .n_unheld = sectors_n_free(c->sectors) + n_kept,
-        .n_kept = n_kept,
-        .n_evicted = c->n_evicted,
-        .free_share = free_sectors / c->config.n_sectors,
-    };
+    return free_sectors / c->config.n_sectors;
 }

@@ -134,9 +134,10 @@ struct cache_counts {
     uint32_t n_unheld; /* of which nobody holds anything: room */
     uint32_t n_kept;   /* of these, that can be found          */
     uint64_t n_evicted;
-    double free_share; /* of all bytes, that nobody holds      */
 };
 void cache_counts(const struct cache *c, struct cache_counts *counts);
+/* Of all bytes, those that nobody holds. */
+double cache_free_share(const struct cache *c);
 
 /* ---- audit: each returns 0, or -EUCLEAN and *whyp a sentence --------------------------------- */
 

@@ -22,11 +22,9 @@ struct budget {
 
 static struct budget budget_init(const struct scheduler *s, uint32_t n_decoding, uint64_t now_ns)
 {
-    struct cache_counts room;
     bool ranked = policy_is_ranked(s->policy);
     uint32_t tokens = s->config.max_batch_tokens;
     uint32_t prefill = pace_prefill_tokens(&s->pace, s->config.step_ms_max, n_decoding);
-    cache_counts(s->cache, &room);
     if (ranked && n_decoding + (uint64_t)prefill > tokens)
         prefill = n_decoding + PACE_PREFILL_TOKENS_MIN <= tokens ? tokens - n_decoding
                                                                  : PACE_PREFILL_TOKENS_MIN;
@@ -38,7 +36,7 @@ static struct budget budget_init(const struct scheduler *s, uint32_t n_decoding,
         .requests = s->config.max_requests_per_batch,
         .reads = (int64_t)cache_reads_max(s->cache),
         .fast = s->config.max_blocks_per_request > 0,
-        .below_margin = room.free_share < s->config.safety_margin,
+        .below_margin = cache_free_share(s->cache) < s->config.safety_margin,
         .now_ns = now_ns,
     };
 }

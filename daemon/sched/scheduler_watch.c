@@ -59,18 +59,16 @@ static void say_place(struct words *w, const struct scheduler *s, const struct r
 /* All that keeps the next request from running in the next step. */
 static void say_obstacles(struct words *w, const struct scheduler *s, const struct request *r)
 {
-    struct cache_counts room;
     uint32_t n_decoding = 0, n_tokens = r->n_ids - r->past;
-    cache_counts(s->cache, &room);
+    double free_share = cache_free_share(s->cache);
     for (const struct list *link = s->active.next; link != &s->active; link = link->next)
         n_decoding += list_entry(link, struct request, link)->phase == REQUEST_DECODING;
     if (s->admission_shut && (r->n_reached > 0 || !policy_may_press(s->policy, r)))
         say(w, "; since some had to give way nobody is admitted until one of the %u that run ends",
             s->n_active);
-    if (room.free_share < s->config.safety_margin && s->n_active > 0 &&
-        !policy_may_press(s->policy, r))
+    if (free_share < s->config.safety_margin && s->n_active > 0 && !policy_may_press(s->policy, r))
         say(w, "; %.1f %% of the cache are free, less than safety_margin, which is %.1f %%",
-            100 * room.free_share, 100 * s->config.safety_margin);
+            100 * free_share, 100 * s->config.safety_margin);
     if (s->n_active >= s->config.max_requests_per_batch)
         say(w, "; %u requests run, and a step takes %u (max_requests_per_batch)", s->n_active,
             s->config.max_requests_per_batch);
@@ -139,7 +137,7 @@ static bool has_place(const struct scheduler *s, const struct policy_ahead *ahea
     cache_counts(s->cache, &room);
     uint64_t n_tokens = ahead->n_tokens + wish->n_prompt;
     uint64_t n_free = (uint64_t)room.n_unheld + s->load.n_loose;
-    double free_share = room.free_share + (double)s->load.n_loose / room.n_total;
+    double free_share = cache_free_share(s->cache) + (double)s->load.n_loose / room.n_total;
     return !s->admission_shut && free_share >= s->config.safety_margin &&
            s->load.n_able + ahead->n_requests < s->config.max_requests_per_batch &&
            n_tokens / s->config.page_size + ahead->n_requests + 1 <= n_free;

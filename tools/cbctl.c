@@ -29,7 +29,7 @@ static const struct command {
     {"pause", cmd_pause, "no step runs until `resume`, or while a command runs"},
     {"resume", cmd_admin, "take a pause back"},
     {"load-weights", cmd_weights, "other weights of the same model, while requests run"},
-    {"upgrade", cmd_upgrade, "another cbd takes this one's place, and its requests go on there"},
+    {"upgrade", cmd_upgrade, "another cbd takes this one's place; its requests go on there"},
     {"drain", cmd_admin, "finish what was accepted, take nothing new, then stop"},
     {"stop", cmd_admin, "the same; --hard: now, what runs ends with an error"},
 };

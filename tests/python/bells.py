@@ -1,9 +1,10 @@
 """bells.py INSTANCE WAKE ROUNDS: sleeps without a net.
 
 Whoever waits here sleeps until it is rung, however long that takes, and so does the daemon that is
-asked. So a bell that is lost is a round that never ends. Each round has the four reasons for a bell
-to the daemon: a request, room for one that waits in the ring, a cancel, a pause. It begins where the
-numbers of sleeps and pauses are about to begin anew, and behind more descriptors than select() knows.
+asked. So a bell that is lost is a round that never ends. Each round has the four reasons for a
+bell to the daemon: a request, room for one that waits in the ring, a cancel, a pause. It begins
+where the numbers of sleeps and pauses are about to begin anew, and behind more descriptors than
+select() knows.
 """
 
 import os

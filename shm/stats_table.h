@@ -54,7 +54,7 @@
     X(weights_refused,    COUNTER, "times",    "other weights were refused: torn, of another model")  \
     X(pool_pinned,        GAUGE,   "0 or 1",   "cpu_offload_space can't be swapped out")                 \
     X(lanes_named,        GAUGE,   "lanes",    "of lanes, those by names in /dev/shm")                    \
-    X(held_back,          COUNTER, "times",    "clients had to wait: theirs had taken too much of the loop's time")
+    X(held_back,          COUNTER, "times",    "a client was not listened to: its user had taken too much of the loop's time")
 
 #define CB_HISTOGRAMS_TABLE(X)                                                                    \
     X(time_to_first_token_ns, "from acceptance to a request's first token")                       \

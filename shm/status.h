@@ -16,7 +16,7 @@
     X(CB_BUSY,            -1, "no free slot, ring entry or arena space now; poll, then try again") \
     X(CB_NO_DAEMON,       -2, "no daemon serves this instance; start cbd, check CBD_RUNTIME_DIR")  \
     X(CB_LOST,            -3, "the daemon is gone; open a new handle")                             \
-    X(CB_DENIED,          -4, "not allowed for this user; see socket_group and admin_group")       \
+    X(CB_DENIED,          -4, "not allowed for this user; see socket_group, admin_group, named_uids")       \
     X(CB_FORKED,          -5, "this handle belongs to the parent process; open one of your own")   \
     X(CB_TIMEOUT,         -6, "nothing happened within the timeout")                               \
     X(CB_INVALID,         -7, "an argument is outside what the manual allows")                     \

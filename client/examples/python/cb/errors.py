@@ -13,7 +13,7 @@ STATUSES = {
     -1: ("BUSY", "no free slot, ring entry or arena space now; poll, then try again"),
     -2: ("NO_DAEMON", "no daemon serves this instance; start cbd, check CBD_RUNTIME_DIR"),
     -3: ("LOST", "the daemon is gone; open a new handle"),
-    -4: ("DENIED", "not allowed for this user; see socket_group and admin_group"),
+    -4: ("DENIED", "not allowed for this user; see socket_group, admin_group, named_uids"),
     -5: ("FORKED", "this handle belongs to the parent process; open one of your own"),
     -6: ("TIMEOUT", "nothing happened within the timeout"),
     -7: ("INVALID", "an argument is outside what the manual allows"),

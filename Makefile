@@ -257,12 +257,12 @@ explore: $(BUILD)/tests/explore ## Explore shm under the C11 memory model, then 
 	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh
 mutants: all $(BUILD)/tests/test_client $(BUILD)/tests/test_shm explore promela ## Every order, fence and check that the lane rests on is taken away in turn: a test must fail
 	tests/mutants/sites.sh $(BUILD)/tests/explore
-	CC=$(CC) tests/mutants/suite.sh tests/mutants/lost.txt $(BUILD) $(OBJ) client 'lost_lane/*'
-	CC=$(CC) tests/mutants/suite.sh tests/mutants/lane.txt $(BUILD) $(OBJ) shm 'lane/*' 'lane_checks/*' 'ring/*'
+	CC=$(CC) LIBS='$(LIBS) -lcriterion' tests/mutants/suite.sh tests/mutants/lost.txt $(BUILD) $(OBJ) client 'lost_lane/*'
+	CC=$(CC) LIBS='$(LIBS) -lcriterion' tests/mutants/suite.sh tests/mutants/lane.txt $(BUILD) $(OBJ) shm 'lane/*' 'lane_checks/*' 'ring/*'
 promela: ## Check the life cycles and wake protocols of tests/promela with spin, then that every mutant is caught
 	CC=$(CC) tests/promela/run.sh
 audit: all $(BUILD)/tests/audit_storm ## Put 50 bugs into the bookkeeping: its own audit must see at least 45 within 100 steps
-	CC=$(CC) tests/audit/mutants.sh $(BUILD) $(OBJ) 5
+	CC=$(CC) LIBS='$(LIBS)' tests/audit/mutants.sh $(BUILD) $(OBJ) 5
 ZOO_PAIRS ?= 10
 bench-zoo: all $(BUILD)/tests/test_system ## What each bad client costs the others, against one that spins: ZOO_PAIRS (10) pairs
 	CB_ZOO_PAIRS=$(ZOO_PAIRS) CBD_BUILD=$(BUILD) $(BUILD)/tests/test_system --jobs 1 --filter 'zoo_cost/*'

@@ -278,14 +278,19 @@ static void prepare_blocks(struct engine *e)
     }
 }
 
+static bool has_requests(const struct engine *e)
+{
+    return !list_is_empty(scheduler_active(e->scheduler)) ||
+           !list_is_empty(scheduler_waiting(e->scheduler));
+}
+
 /* Plans and submits: 0, or ENGINE_IDLE if there is nothing to submit. Its result, or its failure,
  * is for `advance` to see. now_ns: or a little earlier. */
 static int launch(struct engine *e, uint64_t now_ns)
 {
     struct request *stuck = NULL;
     batch_clear(e->batch);
-    if (list_is_empty(scheduler_active(e->scheduler)) &&
-        list_is_empty(scheduler_waiting(e->scheduler)))
+    if (!has_requests(e))
         return ENGINE_IDLE;
     int r = scheduler_plan(e->scheduler, e->batch, now_ns, &stuck);
     if (r == SCHEDULER_STUCK)
@@ -343,9 +348,7 @@ static int step(struct engine *e, uint64_t now_ns)
 
 int engine_step(struct engine *e)
 {
-    bool has_work = e->in_flight || !list_is_empty(&e->ending) ||
-                    !list_is_empty(scheduler_active(e->scheduler)) ||
-                    !list_is_empty(scheduler_waiting(e->scheduler));
+    bool has_work = e->in_flight || !list_is_empty(&e->ending) || has_requests(e);
     /* As most turns of a loop that spins are without: a clock costs as much as all the rest. */
     uint64_t begin_ns = has_work ? clock_now(e->clock) : 0, model_ns = e->stats.model_ns;
     uint64_t on_device_ns = e->in_flight ? begin_ns - e->submit_ns : 0;

@@ -40,20 +40,23 @@ static int visit_undoze(struct daemon *d, struct client *cl)
     return 1;
 }
 
-static int visit_look(struct daemon *d, struct client *cl)
+/* As cb_lane_look_again; a lane that is broken is closed. */
+static int look_again(struct daemon *d, struct client *cl)
 {
     int r = cb_lane_look_again(cl->lane, cl->n_running > 0); /* if any, none may run */
     if (r < 0)
         clients_close(d->clients, cl, CB_CLOSED_BROKEN);
-    return r != CB_LANE_NOTHING;
+    return r;
+}
+
+static int visit_look(struct daemon *d, struct client *cl)
+{
+    return look_again(d, cl) != CB_LANE_NOTHING;
 }
 
 static int visit_missed(struct daemon *d, struct client *cl)
 {
-    int r = cb_lane_look_again(cl->lane, cl->n_running > 0);
-    if (r < 0)
-        clients_close(d->clients, cl, CB_CLOSED_BROKEN); /* no bell is due for that */
-    return r > 0;
+    return look_again(d, cl) > 0; /* no bell is due for a broken one */
 }
 
 /* What is there, and no bell told of. One may be on its way: whoever is to ring may have lost its

@@ -6,7 +6,9 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define UIDS_MAX 64
+#include "shm/names.h"
+
+#define UIDS_MAX CB_NAMES_UIDS_MAX
 
 struct uids {
     uint32_t n;

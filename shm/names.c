@@ -29,7 +29,6 @@ enum {
     RANDOM_DIGITS = 32,
     INSTANCE_DIGITS = 20, /* as many of an instance's name as a name has */
     TAKES_MAX = 4,
-    UIDS_MAX = 64,
 };
 
 static const struct {
@@ -63,12 +62,12 @@ static int let_in(int fd, const uid_t *uids, size_t n, uint16_t perm)
 {
     struct {
         struct posix_acl_xattr_header header;
-        struct posix_acl_xattr_entry entries[UIDS_MAX + 4];
+        struct posix_acl_xattr_entry entries[CB_NAMES_UIDS_MAX + 4];
     } list = {.header = {POSIX_ACL_XATTR_VERSION}};
     struct posix_acl_xattr_entry *e = list.entries;
 
     *e++ = (struct posix_acl_xattr_entry){ACL_USER_OBJ, ACL_READ | ACL_WRITE, ACL_UNDEFINED_ID};
-    for (size_t i = 0; i < n && i < UIDS_MAX; i++)
+    for (size_t i = 0; i < n && i < CB_NAMES_UIDS_MAX; i++)
         if (uids[i] != 0 && uids[i] != geteuid())
             *e++ = (struct posix_acl_xattr_entry){ACL_USER, perm, uids[i]};
     if (e == list.entries + 1)
@@ -166,17 +165,6 @@ static int take_any(struct cb_names *names, const char *instance, enum cb_names_
                                                      : "is it mounted and writable?");
 }
 
-/* Gives a file its pages, and maps it. */
-static int fill(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why)
-{
-    char what[96];
-
-    if (segment_allocate(fd, bytes) == 0)
-        return segment_map_fd(s, fd, bytes, prot, why);
-    snprintf(what, sizeof what, "no room in " SHM_DIR " for %zu KiB", (bytes + 1023) / 1024);
-    return segment_fail(why, what, "remove files there, or mount it larger (size=, --shm-size)");
-}
-
 /* The last thing: from then on it can be cut short, and to touch it may kill. */
 static int open_to(int fd, const uid_t *uids, size_t n, uint16_t perm, struct cb_why *why)
 {
@@ -199,11 +187,11 @@ int cb_names_make_lane(struct cb_names *names, const struct cb_names_lane *lane,
     if (r)
         return r;
     fds[0] = names->lock_fd;
-    r = fill(up, fds[0], lane->up_bytes, PROT_READ, why);
+    r = segment_fill(up, fds[0], lane->up_bytes, PROT_READ, why);
     if (r == 0)
-        r = fill(down, fds[1], lane->down_bytes, PROT_READ | PROT_WRITE, why);
+        r = segment_fill(down, fds[1], lane->down_bytes, PROT_READ | PROT_WRITE, why);
     if (r == 0 && lane->has_bell)
-        r = fill(bell, fds[2], CB_PAGE, PROT_READ | PROT_WRITE, why);
+        r = segment_fill(bell, fds[2], CB_PAGE, PROT_READ | PROT_WRITE, why);
     if (r == 0 && lane->has_bell)
         cb_semaphore_init(bell->base);
     for (int i = 0; r == 0 && i < n; i++)
@@ -227,7 +215,7 @@ int cb_names_make_vocab(struct cb_names *names, const char *instance, const uid_
 
     if (r)
         return r;
-    r = fill(&s, names->lock_fd, bytes, PROT_READ | PROT_WRITE, why);
+    r = segment_fill(&s, names->lock_fd, bytes, PROT_READ | PROT_WRITE, why);
     if (r == 0) {
         memcpy(s.base, data, bytes);
         r = open_to(names->lock_fd, uids, n, ACL_READ, why);

@@ -20,6 +20,7 @@
 
 #include "shm/segment.h"
 
+#define CB_NAMES_UIDS_MAX 64 /* whom one name is opened to */
 #define CB_NAMES_BASE_MAX 72u
 
 struct cb_names {
@@ -46,7 +47,7 @@ int cb_names_make_lane(struct cb_names *names, const struct cb_names_lane *lane,
                        struct cb_segment *up, struct cb_segment *down, struct cb_segment *bell,
                        struct cb_why *why);
 
-/* Makes the vocabulary: `bytes` from data, which n `uids` may read. */
+/* Makes the vocabulary: `bytes` from data, which n `uids`, CB_NAMES_UIDS_MAX at most, may read. */
 int cb_names_make_vocab(struct cb_names *names, const char *instance, const uid_t *uids, size_t n,
                         const void *data, size_t bytes, struct cb_why *why);
 

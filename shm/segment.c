@@ -51,7 +51,9 @@ void cb_segment_unmap(struct cb_segment *s)
     *s = (struct cb_segment){0};
 }
 
-int segment_map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why)
+/* Pages are there already, so populating only fills page tables; a child must not hold on to
+ * them. */
+static int map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why)
 {
     void *base = mmap(NULL, bytes, prot, MAP_SHARED | MAP_POPULATE, fd, 0);
 
@@ -74,7 +76,9 @@ int segment_open(const char *name, bool writable)
     return shm_open(name, (writable ? O_RDWR : O_RDONLY) | O_NONBLOCK | O_CLOEXEC, 0);
 }
 
-int segment_allocate(int fd, size_t bytes)
+/* Every page, now and not at the first touch: where there is no room, this fails, and nobody dies
+ * of SIGBUS later. 0, or -1 with errno. */
+static int allocate(int fd, size_t bytes)
 {
     int r;
 
@@ -82,6 +86,16 @@ int segment_allocate(int fd, size_t bytes)
         r = fallocate(fd, 0, 0, (off_t)bytes);
     } while (r < 0 && errno == EINTR);
     return r;
+}
+
+int segment_fill(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why)
+{
+    char what[96];
+
+    if (allocate(fd, bytes) == 0)
+        return map_fd(s, fd, bytes, prot, why);
+    snprintf(what, sizeof what, "no room in /dev/shm for %zu KiB", (bytes + 1023) / 1024);
+    return segment_fail(why, what, "remove files there, or mount it larger (size=, --shm-size)");
 }
 
 /* A memfd of `bytes`, every page allocated, 0600, not yet sealed. */
@@ -109,7 +123,7 @@ static int make_memfd(int *fdp, const char *name, size_t bytes, struct cb_why *w
                             errno == EMFILE || errno == ENFILE
                                 ? "raise the limit of open files (ulimit -n)"
                                 : NULL);
-    if (segment_allocate(fd, bytes) < 0) {
+    if (allocate(fd, bytes) < 0) {
         r = segment_fail(why, what, advice);
         close_fd(fdp);
         return r;
@@ -157,7 +171,7 @@ int cb_segment_make_up(struct cb_segment *s, int *fdp, size_t bytes, struct cb_w
     if (!r)
         r = seal(*fdp, SEALS_SIZE, why);
     if (!r)
-        r = segment_map_fd(s, *fdp, bytes, PROT_READ, why);
+        r = map_fd(s, *fdp, bytes, PROT_READ, why);
     if (r)
         close_fd(fdp);
     return r;
@@ -170,7 +184,7 @@ int cb_segment_make_down(struct cb_segment *s, int *fdp, size_t bytes, struct cb
     *s = (struct cb_segment){0};
     /* Mapped first: FUTURE_WRITE leaves this mapping writable, and none after it. */
     if (!r)
-        r = segment_map_fd(s, *fdp, bytes, PROT_READ | PROT_WRITE, why);
+        r = map_fd(s, *fdp, bytes, PROT_READ | PROT_WRITE, why);
     if (!r)
         r = seal(*fdp, SEALS_SIZE | F_SEAL_FUTURE_WRITE, why);
     if (!r)
@@ -189,7 +203,7 @@ int cb_segment_make_sealable(struct cb_segment *s, int *fdp, const char *name, s
 
     *s = (struct cb_segment){0};
     if (!r)
-        r = segment_map_fd(s, *fdp, bytes, PROT_READ | PROT_WRITE, why);
+        r = map_fd(s, *fdp, bytes, PROT_READ | PROT_WRITE, why);
     if (r)
         close_fd(fdp);
     return r;
@@ -206,7 +220,7 @@ int cb_segment_seal(struct cb_segment *s, int *fdp, struct cb_why *why)
     if (!r)
         r = reopen_readonly(fdp, why);
     if (!r)
-        r = segment_map_fd(s, *fdp, bytes, PROT_READ, why);
+        r = map_fd(s, *fdp, bytes, PROT_READ, why);
     if (r)
         close_fd(fdp);
     return r;
@@ -224,7 +238,7 @@ int cb_segment_map(struct cb_segment *s, int fd, size_t bytes, int writable, str
         errno = EPROTO;
         return segment_fail(why, "a segment is smaller than was said", NULL);
     }
-    r = segment_map_fd(s, fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, why);
+    r = map_fd(s, fd, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, why);
     /* For debugging it would be nice to have; but prompts don't belong into core dumps. */
     if (!r && madvise(s->base, bytes, MADV_DONTDUMP) < 0) {
         r = segment_fail(why, "can't keep a segment out of core dumps", NULL);
@@ -365,7 +379,6 @@ static bool lock_new(int fd)
 int cb_status_segment_make(struct cb_status_segment *s, const char *instance, size_t bytes,
                            mode_t mode, gid_t group, struct cb_why *why)
 {
-    char what[96];
     int r;
 
     *s = (struct cb_status_segment){.lock_fd = -1, .fd = -1};
@@ -377,11 +390,8 @@ int cb_status_segment_make(struct cb_status_segment *s, const char *instance, si
         errno = EEXIST;
         r = segment_fail(why, "another daemon took the STATUS page at the same moment",
                          "start again");
-    } else if (segment_allocate(s->lock_fd, bytes) < 0) {
-        snprintf(what, sizeof what, "no room in /dev/shm for %zu KiB", (bytes + 1023) / 1024);
-        r = segment_fail(why, what, "remove files there, or mount it larger (size=, --shm-size)");
     } else {
-        r = segment_map_fd(&s->map, s->lock_fd, bytes, PROT_READ | PROT_WRITE, why);
+        r = segment_fill(&s->map, s->lock_fd, bytes, PROT_READ | PROT_WRITE, why);
     }
     if (!r) {
         s->fd = segment_open(s->name, false);

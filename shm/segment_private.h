@@ -13,12 +13,8 @@ int segment_fail(struct cb_why *why, const char *what, const char *advice);
  * on it too: whose it is shows only once it is open, and until then nothing here waits. */
 int segment_open(const char *name, bool writable);
 
-/* Every page, now and not at the first touch: where there is no room, this fails, and nobody dies
- * of SIGBUS later. 0, or -1 with errno. */
-int segment_allocate(int fd, size_t bytes);
-
-/* Pages are there already, so populating only fills page tables; a child must not hold on to
- * them. */
-int segment_map_fd(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why);
+/* Gives a file in /dev/shm its pages, every one now and not at the first touch, and maps it. 0; or
+ * -errno and why: there is no room, say. */
+int segment_fill(struct cb_segment *s, int fd, size_t bytes, int prot, struct cb_why *why);
 
 #endif

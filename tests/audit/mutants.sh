@@ -4,6 +4,7 @@
 # Exit status 0: up to MOST were missed.
 set -u
 cd "$(dirname "$0")/../.."
+. tests/mutants/plant.sh
 build=$1 obj=$2 most=$3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
@@ -17,16 +18,7 @@ fi
 while IFS=$tab read -r file expression what; do
     case $file in '' | '#'*) continue ;; esac
     n=$((n + 1))
-    sed "$expression" "$file" >"$work/mutant.c"
-    if cmp -s "$file" "$work/mutant.c"; then
-        echo "does not apply: $what"
-        missed=$((missed + 1))
-        continue
-    fi
-    if ! ${CC:-gcc} -std=c17 -D_GNU_SOURCE -I. -O1 -w -c "$work/mutant.c" -o "$work/mutant.o" ||
-        ! ${CC:-gcc} -o "$work/storm" "$obj/tests/programs/audit_storm.o" "$work/mutant.o" -Wl,--start-group $libs \
-            -Wl,--end-group -luring -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lm -pthread; then
-        echo "does not build: $what"
+    if ! plant "$file" "$expression" "$work/storm" "$obj/tests/programs/audit_storm.o"; then
         missed=$((missed + 1))
         continue
     fi

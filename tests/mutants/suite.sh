@@ -3,6 +3,7 @@
 # suite of tests/FOLDER and expects one of the tests named by FILTER to fail. Exit status 0: all were caught.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
+. tests/mutants/plant.sh
 list=$1 build=$2 obj=$3 folder=$4
 shift 4
 work=$(mktemp -d)
@@ -26,17 +27,8 @@ fi
 while IFS=$tab read -r file expression what; do
     case $file in '' | '#'*) continue ;; esac
     n=$((n + 1))
-    sed "$expression" "$file" >"$work/mutant.c"
-    if cmp -s "$file" "$work/mutant.c"; then
-        echo "does not apply: $file: $what"
-        survived=$((survived + 1))
-        continue
-    fi
     # shellcheck disable=SC2086
-    if ! ${CC:-gcc} -std=c17 -D_GNU_SOURCE -I. -O1 -w -c "$work/mutant.c" -o "$work/mutant.o" ||
-        ! ${CC:-gcc} -o "$work/suite" $objects "$work/mutant.o" -Wl,--start-group $libs -Wl,--end-group \
-            -luring -lseccomp -ljansson -lpcre2-8 -lutf8proc -lxxhash -linih -lm -pthread -lcriterion; then
-        echo "does not build: $what"
+    if ! plant "$file" "$expression" "$work/suite" $objects; then
         survived=$((survived + 1))
         continue
     fi

@@ -107,6 +107,35 @@ static void beside(struct crowd *c, const struct storm *st, uint32_t n_rounds, c
     pace_free(pace);
 }
 
+/* A daemon, what it answers, and room for those who are to be beside the healthy ones, each a user of its
+ * own. */
+struct open_day {
+    struct storm st;
+    struct system s;
+    struct crowd c;
+};
+
+/* False, and said, where there is only one user to be. */
+static bool open_day_begin(struct open_day *o)
+{
+    if (geteuid() != 0) {
+        fprintf(stderr, "skipped: only root can become other users\n");
+        return false;
+    }
+    storm_init(&o->st, &scale);
+    start(&o->s);
+    storm_answer_all(&o->st, &o->s);
+    crowd_init(&o->c, &o->s);
+    return true;
+}
+
+static void open_day_end(struct open_day *o)
+{
+    crowd_fini(&o->c);
+    finish(&o->s);
+    storm_fini(&o->st);
+}
+
 struct mutation {
     uint64_t until_ms;
     _Atomic uint32_t *n_broken; /* of all mutators */
@@ -122,28 +151,19 @@ static void mutator(struct crowd *c, uint32_t i, void *arg)
 Test(zoo, mutators_for_a_while, .timeout = 3600)
 {
     const char *seconds = getenv("CB_MUTATOR_SECONDS");
-    struct storm st;
-    struct system s;
-    struct crowd c;
-    if (geteuid() != 0) {
-        fprintf(stderr, "skipped: only root can become other users\n");
+    struct open_day o;
+    if (!open_day_begin(&o))
         return;
-    }
-    storm_init(&st, &scale);
-    start(&s);
-    storm_answer_all(&st, &s);
-    crowd_init(&c, &s);
-    struct mutation m = {.n_broken = &c.shared->n_there}; /* nobody waits for that here */
+    struct mutation m = {.n_broken = &o.c.shared->n_there}; /* nobody waits for that here */
     m.until_ms = now_ms() + 1000 * (uint64_t)(seconds ? atoi(seconds) : 4);
     for (uint32_t i = 0; i < 4; i++)
-        crowd_add_as(&c, STRANGERS + i / 2, mutator, &m);
-    beside(&c, &st, 10, "beside mutators");
+        crowd_add_as(&o.c, STRANGERS + i / 2, mutator, &m);
+    beside(&o.c, &o.st, 10, "beside mutators");
     uint32_t n_broken = atomic_load(m.n_broken);
     cr_expect_gt(n_broken, 0);
-    cr_expect_geq(system_counter(&s, "lane_broken"), n_broken, "the clients read it in more lanes");
-    crowd_fini(&c);
-    finish(&s);
-    storm_fini(&st);
+    cr_expect_geq(system_counter(&o.s, "lane_broken"), n_broken,
+                  "the clients read it in more lanes");
+    open_day_end(&o);
 }
 
 /* Who breaks a rule is told so in the lane, and is refused for a while; nobody else is. */
@@ -179,23 +199,13 @@ static void breaks_a_rule(struct crowd *c, uint32_t i, void *arg)
 
 Test(zoo, who_breaks_rules_is_told_and_held_off)
 {
-    struct storm st;
-    struct system s;
-    struct crowd c;
-    if (geteuid() != 0) {
-        fprintf(stderr, "skipped: only root can become other users\n");
+    struct open_day o;
+    if (!open_day_begin(&o))
         return;
-    }
-    storm_init(&st, &scale);
-    start(&s);
-    storm_answer_all(&st, &s);
-    crowd_init(&c, &s);
-    crowd_add_as(&c, NOBODY, breaks_a_rule, NULL);
-    beside(&c, &st, 3, "beside one who is held off"); /* opens a lane each round */
-    crowd_fini(&c);
-    cr_expect_eq(system_counter(&s, "lane_broken"), 3);
-    finish(&s);
-    storm_fini(&st);
+    crowd_add_as(&o.c, NOBODY, breaks_a_rule, NULL);
+    beside(&o.c, &o.st, 3, "beside one who is held off"); /* opens a lane each round */
+    cr_expect_eq(system_counter(&o.s, "lane_broken"), 3);
+    open_day_end(&o);
 }
 
 /* All lanes, all slots, the largest prompts, of ten users at once. */
@@ -203,57 +213,37 @@ Test(zoo, all_users_at_their_limits)
 {
     static const char *const greedy[] = {"largest prompts", "lanes to the limit", "n children",
                                          "half a HELLO", "connect and drop"};
-    struct storm st;
-    struct system s;
-    struct crowd c;
+    struct open_day o;
     uint32_t n = 0;
-    if (geteuid() != 0) {
-        fprintf(stderr, "skipped: only root can become other users\n");
+    if (!open_day_begin(&o))
         return;
-    }
-    storm_init(&st, &scale);
-    start(&s);
-    storm_answer_all(&st, &s);
-    crowd_init(&c, &s);
     for (size_t g = 0; g < 2 * sizeof greedy / sizeof greedy[0]; g++)
         for (const struct beast *b = zoo_socket; b->cell; b++)
             if (strncmp(b->cell, greedy[g / 2], strlen(greedy[g / 2])) == 0)
-                crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
+                crowd_add_as(&o.c, STRANGERS + n++, b->fn, (void *)b);
     cr_assert_geq(n, 8);
-    beside(&c, &st, 3, "beside all users at their limits");
-    crowd_fini(&c);
-    finish(&s);
-    storm_fini(&st);
+    beside(&o.c, &o.st, 3, "beside all users at their limits");
+    open_day_end(&o);
 }
 
 /* Each a user of its own, so that none is kept out for what others did. */
 Test(zoo, all_together)
 {
-    struct storm st;
-    struct system s;
-    struct crowd c;
-    if (geteuid() != 0) {
-        fprintf(stderr, "skipped: only root can become other users\n");
+    struct open_day o;
+    if (!open_day_begin(&o))
         return;
-    }
-    storm_init(&st, &scale);
-    start(&s);
-    storm_answer_all(&st, &s);
-    crowd_init(&c, &s);
     uint32_t n = 0;
     for (const struct beast *b = zoo_memory; b->cell; b++)
-        crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
+        crowd_add_as(&o.c, STRANGERS + n++, b->fn, (void *)b);
     for (const struct beast *b = zoo_socket; b->cell; b++)
-        crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
+        crowd_add_as(&o.c, STRANGERS + n++, b->fn, (void *)b);
     for (const struct beast *b = zoo_life; b->cell; b++)
-        crowd_add_as(&c, STRANGERS + n++, b->fn, (void *)b);
-    beside(&c, &st, 10, "beside the whole zoo");
-    crowd_fini(&c);
-    system_settle(&s);
+        crowd_add_as(&o.c, STRANGERS + n++, b->fn, (void *)b);
+    beside(&o.c, &o.st, 10, "beside the whole zoo");
+    system_settle(&o.s);
     /* Who lies about cursors waits until it is thrown out; others may be gone before they are. */
-    cr_expect_geq(system_counter(&s, "lane_broken"), 6);
+    cr_expect_geq(system_counter(&o.s, "lane_broken"), 6);
     for (const struct zoo_cell *cell = zoo_elsewhere; cell->cell; cell++)
         fprintf(stderr, "not here: %s: %s\n", cell->cell, cell->where);
-    finish(&s);
-    storm_fini(&st);
+    open_day_end(&o);
 }

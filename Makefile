@@ -79,8 +79,14 @@ TOOLS_LIB   := $(OBJ)/libtools.a
 ALL_LIBS    := $(TOOLS_LIB) $(DAEMON_LIB) $(KERNELS_LIB) $(CLIENT_LIB) $(SHM_LIB)
 
 # tests/<folder>/test_*.c make one program a folder; tests/programs/*.c and examples one each.
-# The explorer: shm's own code compiled against the memory model instead of <stdatomic.h>.
-EXPLORE_SRC  := $(wildcard tests/explore/*.c) $(addprefix shm/,arena.c geometry.c lane.c lane_client.c lane_deliver.c ring.c)
+# The explorer: shm's own code, and what of the library runs in several threads, compiled against the memory model
+# instead of <stdatomic.h>.
+EXPLORE_CLIENT := $(addprefix client/,cancel.c ends.c held.c link.c lost.c reconnect.c record.c resend.c results.c \
+                    resume.c send.c wait.c wake.c)
+EXPLORE_SRC    := $(wildcard tests/explore/*.c) $(EXPLORE_CLIENT) \
+                  $(addprefix shm/,arena.c geometry.c lane.c lane_client.c lane_deliver.c message.c ring.c sampling.c stop.c \
+                    utf8.c)
+EXPLORE_OBJS   := $(patsubst %.c,$(OBJ)/model/%.o,$(EXPLORE_SRC))
 # tests/fetch brings a runtime of its own for ThreadSanitizer's hooks: it can't be linked with the other.
 TEST_FOLDERS := $(filter-out $(if $(filter tsan,$(VARIANT)),fetch),\
                   $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.c)))))
@@ -208,8 +214,10 @@ $(BUILD)/tests/%_shim.so: tests/system/shim/%.c Makefile
 	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN) -MMD -MP,$(BASE_CFLAGS)) -fno-builtin -fvisibility=default $(CFLAGS) -shared -o $@ $<
 $(OBJ)/model/%.o: %.c Makefile
 	$(call say,CC,$< [model])
-	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN),$(BASE_CFLAGS)) -O3 -march=x86-64-v2 -DCB_MODEL $(CFLAGS) -c $< -o $@
-$(BUILD)/tests/explore: $(patsubst %.c,$(OBJ)/model/%.o,$(EXPLORE_SRC))
+	$(Q)mkdir -p $(@D) && $(CC) $(filter-out $(SAN),$(BASE_CFLAGS)) -O3 -march=x86-64-v2 -DCB_MODEL $(EXTRA_CFLAGS) $(CFLAGS) -c $< -o $@
+$(OBJ)/model/client/%.o $(OBJ)/model/tests/explore/cases_library.o $(OBJ)/model/tests/explore/library.o: \
+    EXTRA_CFLAGS += -include tests/explore/system.h
+$(BUILD)/tests/explore: $(EXPLORE_OBJS)
 	$(call say,LD,$@)
 	$(Q)mkdir -p $(@D) && $(CC) -o $@ $^
 $(OBJ)/tests/util.o: EXTRA_CFLAGS += -Wno-missing-prototypes
@@ -253,8 +261,8 @@ asan: deps model ## All suites under AddressSanitizer and UndefinedBehaviourSani
 tsan: deps model ## All suites under ThreadSanitizer
 	@$(MAKE) --no-print-directory VARIANT=tsan test
 
-explore: $(BUILD)/tests/explore ## Explore shm under the C11 memory model, then check that every mutant is caught
-	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh
+explore: $(BUILD)/tests/explore ## Explore shm and the library under the C11 memory model, then check that every mutant is caught
+	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh $(EXPLORE_OBJS)
 mutants: all $(BUILD)/tests/test_client $(BUILD)/tests/test_shm explore promela ## Every order, fence and check that the lane rests on is taken away in turn: a test must fail
 	tests/mutants/sites.sh $(BUILD)/tests/explore
 	CC=$(CC) LIBS='$(LIBS) -lcriterion' tests/mutants/suite.sh tests/mutants/lost.txt $(BUILD) $(OBJ) client 'lost_lane/*'

@@ -142,7 +142,7 @@ int cb_prompt_logprobs(struct cb_handle *h, uint64_t id, const float **logprobsp
 void cb_fill_result_locked(struct cb_handle *h, struct cb_held *q, struct cb_result *result)
 {
     struct cb_slot_view view;
-    uint64_t id = atomic_load_explicit(&q->id, memory_order_relaxed);
+    uint64_t id = cb_load64(&q->id, CB_RELAXED);
     memset(result, 0, sizeof(*result));
     result->id = id;
     result->user = q->user;

@@ -18,23 +18,21 @@ int cb_cancel(struct cb_handle *h, uint64_t id)
         return CB_NOT_FOUND;
     q = &h->held[CB_ID_IDX(id)];
     /* Relaxed: whoever has the id has it from the submit that stored it. */
-    if (atomic_load_explicit(&q->id, memory_order_relaxed) != id)
+    if (cb_load64(&q->id, CB_RELAXED) != id)
         return CB_NOT_FOUND;
-    r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    r = cb_lost(h);
     if (r)
         return r;
     /* Newer replaces older: a thread that was delayed with the number's last request must not take the
      * mark from this one. */
-    uint64_t seen = atomic_load_explicit(&q->cancel_id, memory_order_relaxed);
-    while (seen < id && !atomic_compare_exchange_weak_explicit(
-                            &q->cancel_id, &seen, id, memory_order_relaxed, memory_order_relaxed))
+    uint64_t seen = cb_load64(&q->cancel_id, CB_RELAXED);
+    while (seen < id && !cb_cas64(&q->cancel_id, &seen, id))
         ;
     /* The mark, the fence in here, then a look at the place: who sends it to another daemon sets the place,
      * fences, then looks at the mark. One of the two sees the other. */
-    (void)cb_link_enter(h);
+    const struct cb_link *link = cb_link_enter(h);
     /* Relaxed: where the mark was not seen, the fences bring the place, and the pointer with it. */
-    uint64_t place = atomic_load_explicit(&q->place, memory_order_relaxed);
-    const struct cb_link *link = h->link;
+    uint64_t place = cb_load64(&q->place, CB_RELAXED);
     if (place && link->serial == CB_PLACE_SERIAL(place) &&
         cb_lane_client_cancel(link->lane, CB_PLACE_SLOT(place), CB_PLACE_GEN(place)) & CB_LANE_RING)
         r = cb_send_bell(link) && !h->reconnect ? CB_LOST : 0;

@@ -340,7 +340,7 @@ int cb_connect_first(struct cb_handle *h, int sock, const struct cb_options *opt
         return r;
     }
     link->serial = 1;
-    h->link = link;
+    cb_link_set(h, link);
     h->features = link->features;
     h->defaults = link->defaults;
     if (link->defaults & CB_DEFAULT_SEED)

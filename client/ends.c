@@ -116,8 +116,7 @@ int cb_end_by_view_locked(struct cb_handle *h, struct cb_held *q, const struct c
 
 bool cb_is_cancelled(const struct cb_held *q)
 {
-    return atomic_load_explicit(&q->cancel_id, memory_order_relaxed) ==
-           atomic_load_explicit(&q->id, memory_order_relaxed);
+    return cb_load64(&q->cancel_id, CB_RELAXED) == cb_load64(&q->id, CB_RELAXED);
 }
 
 /* Whether its time has come in the library, be it by its end or by one that was asked for. */

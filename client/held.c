@@ -17,7 +17,7 @@ struct cb_held *cb_held_find_locked(struct cb_handle *h, uint64_t id)
     if (CB_ID_IDX(id) >= h->n_held || !id)
         return NULL;
     q = &h->held[CB_ID_IDX(id)];
-    return atomic_load_explicit(&q->id, memory_order_relaxed) == id && !q->abandoned ? q : NULL;
+    return cb_load64(&q->id, CB_RELAXED) == id && !q->abandoned ? q : NULL;
 }
 
 /* ---- those that have an event ---------------------------------------------------------------- */
@@ -59,11 +59,11 @@ void cb_make_ready_locked(struct cb_handle *h, struct cb_held *q)
         list->last = q;
         q->listed = true;
     }
-    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_relaxed);
+    cb_add32(&h->n_moves, 1, CB_RELAXED);
     if (q->group)
         cb_wake_group_locked(h, q->group);
     else
-        cb_wake_locked(h, atomic_load_explicit(&q->id, memory_order_relaxed), q->handler != NULL);
+        cb_wake_locked(h, cb_load64(&q->id, CB_RELAXED), q->handler != NULL);
 }
 
 void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *event)
@@ -72,7 +72,7 @@ void cb_take_locked(struct cb_handle *h, struct cb_held *q, struct cb_event *eve
     uint32_t n = q->n_seen - q->n_told;
     cb_unlist_locked(h, q);
     memset(event, 0, sizeof(*event));
-    event->id = atomic_load_explicit(&q->id, memory_order_relaxed);
+    event->id = cb_load64(&q->id, CB_RELAXED);
     event->user = q->user;
     event->first = q->n_told;
     event->ids = n ? q->ids + q->n_told : NULL;
@@ -128,7 +128,7 @@ int cb_leave_slot_locked(struct cb_handle *h, struct cb_held *q)
     bool is_there = link == h->link && !cb_gone_locked(h);
     if (is_there)
         cb_release_arena_locked(q);
-    atomic_store_explicit(&q->place, 0, memory_order_relaxed);
+    cb_store64(&q->place, 0, CB_RELAXED);
     q->link = NULL;
     if (!is_there)
         return 0;
@@ -140,7 +140,7 @@ int cb_leave_slot_locked(struct cb_handle *h, struct cb_held *q)
 static int leave_locked(struct cb_handle *h, struct cb_held *q)
 {
     struct cb_link *link = q->link, *home = q->home;
-    atomic_store_explicit(&q->place, 0, memory_order_relaxed);
+    cb_store64(&q->place, 0, CB_RELAXED);
     q->link = q->home = NULL;
     home->n_requests--;
     if (home != h->link)
@@ -163,6 +163,6 @@ int cb_held_free_locked(struct cb_handle *h, struct cb_held *q)
     q->abandoned = false;
     cb_record_free(q->record);
     q->record = NULL;
-    atomic_store_explicit(&q->id, 0, memory_order_relaxed);
+    cb_store64(&q->id, 0, CB_RELAXED);
     return leave_locked(h, q);
 }

@@ -11,7 +11,6 @@
 #define CB_CLIENT_INTERNAL_H
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -69,13 +68,13 @@ struct cb_link {
 
 /* A request. */
 struct cb_held {
-    _Atomic uint64_t id;        /* 0: free. Stored under the lock; cb_cancel loads it without */
-    _Atomic uint64_t cancel_id; /* == id: cancel was asked for. Without the lock */
-    _Atomic uint64_t place;     /* CB_PLACE; stored under the lock */
-    uint64_t last_id;           /* of this index, the latest */
-    struct cb_link *link;       /* where its slot is; NULL: in none */
-    struct cb_link *home; /* where it was sent first: what was told lies there until its release */
-    uint32_t slot, gen;   /* of link */
+    cb_atomic64 id;        /* 0: free. Stored under the lock; cb_cancel loads it without */
+    cb_atomic64 cancel_id; /* == id: cancel was asked for. Without the lock */
+    cb_atomic64 place;     /* CB_PLACE; stored under the lock */
+    uint64_t last_id;      /* of this index, the latest */
+    struct cb_link *link;  /* where its slot is; NULL: in none */
+    struct cb_link *home;  /* where it was sent first: what was told lies there until its release */
+    uint32_t slot, gen;    /* of link */
     enum cb_request_state state;
     uint32_t flags; /* cb_request.flags */
     bool abandoned; /* released before its end */
@@ -157,12 +156,13 @@ struct cb_handle {
     struct cb_reconnect *reconnect; /* reconnect.c; NULL: it does not */
 
     pthread_mutex_t lock;
-    struct cb_link *_Atomic link; /* stored under the lock; cb_cancel loads it without */
-    _Atomic uint32_t n_inside;    /* threads in cb_link_enter */
-    struct cb_link *older;        /* that are gone, and still mapped */
-    struct cb_held *held;         /* [n_held] */
-    struct cb_held *away_first;   /* to be sent again, in the order in which they were admitted */
-    uint64_t n_sent;              /* requests, ever */
+    struct cb_link *link;       /* the present one: cb_link_set */
+    cb_atomic64 link_shown;     /* its address, for cb_link_enter, which has no lock */
+    cb_atomic32 n_inside;       /* threads in cb_link_enter */
+    struct cb_link *older;      /* that are gone, and still mapped */
+    struct cb_held *held;       /* [n_held] */
+    struct cb_held *away_first; /* to be sent again, in the order in which they were admitted */
+    uint64_t n_sent;            /* requests, ever */
     uint32_t n_reconnects;
     uint64_t resend_ns; /* not before; 0: at once */
     struct cb_ready ready, ready_handlers;
@@ -172,12 +172,12 @@ struct cb_handle {
     uint32_t n_pauses;  /* holders */
     bool is_paused;     /* by the daemon too, at the last drain */
     bool leader_parked;
-    pthread_t leader;         /* valid while leader_parked */
-    _Atomic int lost;         /* 0, CB_LOST or CB_CLOSED; stored under the lock, for good */
-    bool is_away;             /* the daemon is gone, and another one is looked for */
-    _Atomic uint32_t n_moves; /* counts what became ready; spinners watch it without the lock */
-    uint64_t life_seen_ns;    /* coarse clock: when the daemon last showed life */
-    uint64_t wake_missed;     /* results that only the safety net found */
+    pthread_t leader;      /* valid while leader_parked */
+    cb_atomic32 lost;      /* cb_lost(); stored under the lock, for good */
+    bool is_away;          /* the daemon is gone, and another one is looked for */
+    cb_atomic32 n_moves;   /* counts what became ready; spinners watch it without the lock */
+    uint64_t life_seen_ns; /* coarse clock: when the daemon last showed life */
+    uint64_t wake_missed;  /* results that only the safety net found */
     uint64_t seed_state;
     uint64_t n_batched; /* requests of batches, for their names */
     bool is_warm;
@@ -203,6 +203,12 @@ static inline int cb_enter(const struct cb_handle *h)
     if (!h)
         return CB_INVALID;
     return *h->alive ? 0 : CB_FORKED;
+}
+
+/* 0, CB_LOST or CB_CLOSED: nothing works any more. With or without the lock. */
+static inline int cb_lost(const struct cb_handle *h)
+{
+    return (int32_t)cb_load32(&h->lost, CB_RELAXED);
 }
 
 /* ---- clock.c --------------------------------------------------------------------------------- */
@@ -254,6 +260,9 @@ int cb_connect_answer(struct cb_handle *h, int sock, const struct cb_options *op
 /* ---- link.c ---------------------------------------------------------------------------------- */
 
 struct cb_link *cb_link_free(struct cb_link *link, bool is_child); /* a fork's: no mappings */
+
+/* The handle's link from now on; the lock is held, or nobody else has the handle yet. */
+void cb_link_set(struct cb_handle *h, struct cb_link *link);
 
 /* Nothing of the lane can be used: its daemon is gone, whether another one is looked for or not. */
 bool cb_gone_locked(const struct cb_handle *h);

@@ -30,22 +30,30 @@ struct cb_link *cb_link_free(struct cb_link *link, bool is_child)
 
 bool cb_gone_locked(const struct cb_handle *h)
 {
-    return h->is_away || atomic_load_explicit(&h->lost, memory_order_relaxed);
+    return h->is_away || cb_lost(h);
+}
+
+void cb_link_set(struct cb_handle *h, struct cb_link *link)
+{
+    h->link = link;
+    /* Release: what it points to was made before. */
+    cb_store64(&h->link_shown, (uintptr_t)link, CB_RELEASE);
 }
 
 struct cb_link *cb_link_enter(struct cb_handle *h)
 {
     /* Full: the count before the look at the pointer. Who replaces the pointer fences, then looks at the
      * count. */
-    atomic_fetch_add_explicit(&h->n_inside, 1, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst);
-    return h->link;
+    cb_add32(&h->n_inside, 1, CB_RELAXED);
+    cb_fence();
+    /* Acquire: then it is whole. */
+    return (struct cb_link *)(uintptr_t)cb_load64(&h->link_shown, CB_ACQUIRE);
 }
 
 void cb_link_leave(struct cb_handle *h)
 {
     /* Release: we are done with the mappings before they go. */
-    atomic_fetch_sub_explicit(&h->n_inside, 1, memory_order_release);
+    cb_add32(&h->n_inside, UINT32_MAX, CB_RELEASE);
 }
 
 struct cb_link *cb_link_hold_locked(struct cb_handle *h)
@@ -66,11 +74,10 @@ void cb_link_reap_locked(struct cb_handle *h)
 {
     struct cb_link **at = &h->older;
     /* Full: the pointer was replaced before the looks at the count. */
-    atomic_thread_fence(memory_order_seq_cst);
+    cb_fence();
     while (*at) {
         struct cb_link *link = *at;
-        bool is_left =
-            link->n_threads == 0 && atomic_load_explicit(&h->n_inside, memory_order_acquire) == 0;
+        bool is_left = link->n_threads == 0 && cb_load32(&h->n_inside, CB_ACQUIRE) == 0;
         if (is_left && link->n_requests == 0) {
             *at = link->older;
             cb_link_free(link, false);

@@ -101,7 +101,7 @@ static void end_waiting_locked(struct cb_handle *h, int status)
         if (!cb_is_over_locked(h, q, cb_now_ns()))
             cb_end_locked(h, q, CB_END_ERROR, status);
     }
-    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_relaxed);
+    cb_add32(&h->n_moves, 1, CB_RELAXED);
     cb_wake_all_locked(h);
 }
 
@@ -115,7 +115,7 @@ void cb_lose_locked(struct cb_handle *h, int status)
     if (h->reconnect && status == CB_LOST)
         cb_reconnect_begin_locked(h);
     else
-        atomic_store_explicit(&h->lost, status, memory_order_relaxed);
+        cb_store32(&h->lost, (uint32_t)status, CB_RELAXED);
     for (uint32_t i = 0; i < h->n_held; i++) {
         struct cb_held *q = &h->held[i];
         struct cb_slot_view view;
@@ -126,7 +126,7 @@ void cb_lose_locked(struct cb_handle *h, int status)
                 q->link = NULL; /* all of it is there */
             continue;
         }
-        atomic_store_explicit(&q->place, 0, memory_order_relaxed);
+        cb_store64(&q->place, 0, CB_RELAXED);
         q->has_arena = false;
         cb_lane_client_slot(link->lane, q->slot, &view);
         bool makes_sense = belongs(h, q, &view);
@@ -140,14 +140,14 @@ void cb_lose_locked(struct cb_handle *h, int status)
     }
     if (!h->is_away)
         end_waiting_locked(h, status);
-    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_relaxed);
+    cb_add32(&h->n_moves, 1, CB_RELAXED);
     cb_wake_all_locked(h);
 }
 
 void cb_give_up_locked(struct cb_handle *h, int status)
 {
     h->is_away = false;
-    atomic_store_explicit(&h->lost, CB_LOST, memory_order_relaxed);
+    cb_store32(&h->lost, (uint32_t)CB_LOST, CB_RELAXED);
     end_waiting_locked(h, status);
 }
 

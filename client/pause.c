@@ -20,7 +20,7 @@ static void resume_locked(struct cb_handle *h, int *ringp)
 /* Whether a pause can be had at all: 0 or a status. */
 static int may_pause_locked(struct cb_handle *h)
 {
-    int lost = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    int lost = cb_lost(h);
     if (lost)
         return lost;
     if (!(h->features & CB_FEATURE_PAUSE))

@@ -19,7 +19,7 @@ int cb_release(struct cb_handle *h, uint64_t id)
             cb_unlist_locked(h, q);
             q->group = NULL; /* which may be gone before it ends */
             q->abandoned = true;
-            atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
+            cb_store64(&q->cancel_id, id, CB_RELAXED);
             if (q->state == CB_REQUEST_AWAY)
                 cb_sweep_locked(h);
             else

@@ -45,7 +45,7 @@ static int resend_locked(struct cb_handle *h, struct cb_held *q, int *ringp)
     r->n_resumes++;
     cb_record_sent(r, link, now_ns);
     /* The place is set, then the mark is looked at; cb_cancel does it the other way round. */
-    atomic_thread_fence(memory_order_seq_cst);
+    cb_fence();
     if (cb_is_cancelled(q))
         *ringp |= cb_lane_client_cancel(link->lane, q->slot, q->gen);
     return 0;

@@ -145,7 +145,7 @@ int cb_poll(struct cb_handle *h, struct cb_event *event)
         cb_take_locked(h, h->ready.first, event);
         r = 1;
     } else {
-        r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+        r = cb_lost(h);
     }
     pthread_mutex_unlock(&h->lock);
     if (ring)

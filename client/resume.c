@@ -22,7 +22,7 @@ static void install_locked(struct cb_handle *h, struct cb_link *link, int *ringp
 {
     struct cb_link *old = h->link;
     link->serial = old->serial + 1;
-    h->link = link;
+    cb_link_set(h, link);
     old->older = h->older;
     h->older = old;
     h->is_away = false;
@@ -36,7 +36,7 @@ static void install_locked(struct cb_handle *h, struct cb_link *link, int *ringp
     cb_resend_locked(h, ringp);
     cb_link_reap_locked(h);
     stir_locked(h);
-    atomic_fetch_add_explicit(&h->n_moves, 1, memory_order_relaxed);
+    cb_add32(&h->n_moves, 1, CB_RELAXED);
     cb_wake_all_locked(h);
 }
 

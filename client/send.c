@@ -42,9 +42,8 @@ int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t
         q->has_arena = i == 0; /* all are answered in one */
         q->arena_off = arena_off;
         /* Relaxed: who sends it again fences behind this. */
-        atomic_store_explicit(&q->place,
-                              (uint64_t)link->serial << 36 | (uint64_t)q->gen << 12 | q->slot,
-                              memory_order_relaxed);
+        cb_store64(&q->place, (uint64_t)link->serial << 36 | (uint64_t)q->gen << 12 | q->slot,
+                   CB_RELAXED);
     }
     return 0;
 }

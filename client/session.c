@@ -10,13 +10,13 @@ static void cut_all_locked(struct cb_handle *h, int *ringp)
 {
     for (uint32_t i = 0; i < h->n_held; i++) {
         struct cb_held *q = &h->held[i];
-        uint64_t id = atomic_load_explicit(&q->id, memory_order_relaxed);
+        uint64_t id = cb_load64(&q->id, CB_RELAXED);
         if (q->state == CB_REQUEST_FREE || q->state >= CB_REQUEST_ENDED)
             continue;
-        if (atomic_load_explicit(&q->cancel_id, memory_order_relaxed) == id)
+        if (cb_load64(&q->cancel_id, CB_RELAXED) == id)
             continue; /* its end is asked for */
         q->is_cut = true;
-        atomic_store_explicit(&q->cancel_id, id, memory_order_relaxed);
+        cb_store64(&q->cancel_id, id, CB_RELAXED);
         if (q->state != CB_REQUEST_AWAY)
             *ringp |= cb_lane_client_cancel(q->link->lane, q->slot, q->gen);
     }
@@ -32,7 +32,7 @@ int cb_stop(struct cb_handle *h, uint32_t flags)
     if (r)
         return cb_fail(r);
     pthread_mutex_lock(&h->lock);
-    r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    r = cb_lost(h);
     if (!r && h->stop >= level)
         r = CB_NOT_RUNNING;
     if (!r && level == CB_STOP_FLUSHES && h->n_pauses)
@@ -53,7 +53,7 @@ int cb_start(struct cb_handle *h)
     if (r)
         return cb_fail(r);
     pthread_mutex_lock(&h->lock);
-    r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    r = cb_lost(h);
     if (!r && !h->stop)
         r = CB_RUNNING;
     if (!r)
@@ -85,7 +85,7 @@ int cb_is_running(struct cb_handle *h)
     pthread_mutex_lock(&h->lock);
     ring = cb_drain_locked(h);
     cb_life_locked(h, false);
-    r = !atomic_load_explicit(&h->lost, memory_order_relaxed) && (!h->stop || h->n_unended > 0);
+    r = !cb_lost(h) && (!h->stop || h->n_unended > 0);
     pthread_mutex_unlock(&h->lock);
     if (ring)
         cb_ring(h);

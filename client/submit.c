@@ -308,11 +308,11 @@ static struct cb_held *find_held_locked(struct cb_handle *h, uint32_t slot, uint
     uint32_t n_found = 0;
     bool is_there = slot + n <= h->n_held;
     for (uint32_t i = 0; is_there && i < n; i++)
-        is_there = !atomic_load_explicit(&h->held[slot + i].id, memory_order_relaxed);
+        is_there = !cb_load64(&h->held[slot + i].id, CB_RELAXED);
     if (is_there)
         return &h->held[slot];
     for (uint32_t i = 0; i < h->n_held; i++) {
-        n_found = atomic_load_explicit(&h->held[i].id, memory_order_relaxed) ? 0 : n_found + 1;
+        n_found = cb_load64(&h->held[i].id, CB_RELAXED) ? 0 : n_found + 1;
         if (n_found == n)
             return &h->held[i + 1 - n];
     }
@@ -375,7 +375,7 @@ static void hold_locked(struct cb_handle *h, struct prepared *p, uint32_t i, str
     p->texts[i] = NULL; /* moved */
     p->records[i] = NULL;
     h->n_unended++;
-    atomic_store_explicit(&q->id, id, memory_order_relaxed);
+    cb_store64(&q->id, id, CB_RELAXED);
 }
 
 /* Whether something new may be sent: 0 or a status. */
@@ -387,7 +387,7 @@ static int may_send_locked(struct cb_handle *h, int *ringp)
     cb_life_locked(h, false);
     if (h->is_away)
         cb_resume_locked(h, 0, ringp);
-    r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    r = cb_lost(h);
     if (!r && h->stop)
         r = CB_NOT_RUNNING;
     if (r)

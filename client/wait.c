@@ -100,13 +100,13 @@ static void spin_locked(struct cb_handle *h, uint64_t ns)
     struct cb_link *link = cb_link_hold_locked(h);
     const struct cb_down_hot *hot =
         (const void *)((const unsigned char *)link->down.base + CB_PAGE);
-    uint32_t moves = atomic_load_explicit(&h->n_moves, memory_order_relaxed);
+    uint32_t moves = cb_load32(&h->n_moves, CB_RELAXED);
     uint64_t sent = cb_load64(&hot->res_sent, CB_RELAXED), end = cb_now_ns() + ns;
     bool any = cb_lane_client_pending(link->lane) && !cb_led_by_other_locked(h);
     pthread_mutex_unlock(&h->lock);
-    for (uint32_t i = 1; !any && cb_load64(&hot->res_sent, CB_RELAXED) == sent &&
-                         atomic_load_explicit(&h->n_moves, memory_order_relaxed) == moves &&
-                         !cb_load32(&hot->closed, CB_RELAXED);
+    for (uint32_t i = 1;
+         !any && cb_load64(&hot->res_sent, CB_RELAXED) == sent &&
+         cb_load32(&h->n_moves, CB_RELAXED) == moves && !cb_load32(&hot->closed, CB_RELAXED);
          i++) {
         if (i % 64 == 0 && cb_now_ns() >= end)
             break;
@@ -148,7 +148,7 @@ static int hopeless(struct cb_handle *h, const struct cb_want *want)
     if (want->kind == CB_WANT_ENDS)
         return 0;
     if (want->kind == CB_WANT_PAUSE || !want->id)
-        return atomic_load_explicit(&h->lost, memory_order_relaxed);
+        return cb_lost(h);
     q = cb_held_find_locked(h, want->id);
     if (!q || q->told)
         return CB_NOT_FOUND;
@@ -159,6 +159,7 @@ static void follow_locked(struct cb_handle *h, const struct cb_want *want, uint6
 {
     struct cb_waiter w = {.want = *want};
     struct cb_waiter **at = &h->waiters;
+    cb_store32(&w.word, 0, CB_RELAXED);
     while (*at)
         at = &(*at)->next;
     *at = &w;
@@ -322,7 +323,7 @@ static int handle_locked(struct cb_handle *h, struct cb_held *q)
     pthread_mutex_unlock(&h->lock);
     handler(h, &event, arg);
     pthread_mutex_lock(&h->lock);
-    if (atomic_load_explicit(&q->id, memory_order_relaxed) != event.id)
+    if (cb_load64(&q->id, CB_RELAXED) != event.id)
         return 0;
     q->busy = false;
     if (q->told && q->flags & CB_AUTO_RELEASE)
@@ -411,7 +412,7 @@ int cb_arm(struct cb_handle *h)
     }
     if (h->reconnect)
         cb_reconnect_arm_locked(h);
-    r = atomic_load_explicit(&h->lost, memory_order_relaxed);
+    r = cb_lost(h);
     pthread_mutex_unlock(&h->lock);
     if (ring)
         cb_ring(h);

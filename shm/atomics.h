@@ -1,4 +1,5 @@
-/* shm/atomics.h - every access to memory that another process writes goes through here.
+/* shm/atomics.h - every access to memory that another process writes goes through here, and so does
+ * every one to what threads of the library share without a lock.
  *
  * Two back-ends: <stdatomic.h>, and with CB_MODEL defined the explorer of tests/explore/explorer.h,
  * which runs the same code under the C11 memory model: all interleavings, all stale reads. With
@@ -8,8 +9,8 @@
  *
  *   cb_load32(p, ORDER) cb_load64        ORDER: CB_RELAXED, CB_ACQUIRE
  *   cb_store32(p, v, ORDER) cb_store64   ORDER: CB_RELAXED, CB_RELEASE
- *   cb_cas32(p, &expected, v)            relaxed, strong; not 0 if it stored; refreshes expected
- *   cb_add32(p, n)                       relaxed; to whatever is there
+ *   cb_cas32(p, &expected, v) cb_cas64   relaxed, strong; not 0 if it stored; refreshes expected
+ *   cb_add32(p, n, ORDER)                to whatever is there; modulo 2^32
  *   cb_fence()                           sequentially consistent fence
  *   cb_copy_in(dst, src, bytes)          out of shared memory, relaxed words; bytes % 4 == 0
  *   cb_copy_out(dst, src, bytes)         into shared memory, likewise
@@ -49,9 +50,9 @@ typedef _Atomic uint64_t cb_atomic64;
 #define cb_cas32(p, expected, v)                               \
     CB_CRASH_POINT_IF(atomic_compare_exchange_strong_explicit( \
         (p), (expected), (v), memory_order_relaxed, memory_order_relaxed))
-#define cb_add32(p, n) \
-    ((void)atomic_fetch_add_explicit((p), (n), memory_order_relaxed), CB_CRASH_POINT())
-#define cb_fence() atomic_thread_fence(memory_order_seq_cst)
+#define cb_cas64(p, expected, v) cb_cas32(p, expected, v)
+#define cb_add32(p, n, order)    ((void)atomic_fetch_add_explicit((p), (n), (order)), CB_CRASH_POINT())
+#define cb_fence()               atomic_thread_fence(memory_order_seq_cst)
 
 #if defined(__x86_64__)
 #define cb_spin_hint() __builtin_ia32_pause()

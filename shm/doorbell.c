@@ -64,7 +64,7 @@ cb_atomic32 *cb_semaphore_post(void *page)
 {
     cb_atomic32 *count = count_of(page);
 
-    cb_add32(count, 1);
+    cb_add32(count, 1, CB_RELAXED);
     return count;
 }
 

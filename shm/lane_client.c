@@ -4,7 +4,6 @@
 
 #include <assert.h>
 #include <errno.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "shm/ring.h"
@@ -23,7 +22,7 @@ struct cb_lane_client {
     uint32_t pause, pause_seen; /* as stored; as the library last read it */
     /* The last doze for which a bell was sent. Private, but any thread may store it. Relaxed: an
      * older number costs a bell too many. */
-    _Atomic uint32_t rung;
+    cb_atomic32 rung;
     uint32_t free_first, n_free;
     uint32_t *gens;    /* a slot: its present or last generation; 0: never used */
     uint32_t *is_free; /* a slot: 1 while it is in the queue */
@@ -111,7 +110,7 @@ static int ring_if_dozing(const struct cb_lane_client *lc)
     /* Relaxed: the caller's full fence orders it behind what it published. */
     uint32_t doze = cb_load32(&lc->down_hot->doze, CB_RELAXED);
 
-    if (!(doze & 1) || doze == atomic_load_explicit(&lc->rung, memory_order_relaxed))
+    if (!(doze & 1) || doze == cb_load32(&lc->rung, CB_RELAXED))
         return 0;
     return CB_LANE_RING;
 }
@@ -124,7 +123,7 @@ uint32_t cb_lane_client_doze(const struct cb_lane_client *lc)
 
 void cb_lane_client_rang(struct cb_lane_client *lc, uint32_t doze)
 {
-    atomic_store_explicit(&lc->rung, doze, memory_order_relaxed);
+    cb_store32(&lc->rung, doze, CB_RELAXED);
 }
 
 /* The same for what matters to the daemon only while a request waits in the ring: freed runs,

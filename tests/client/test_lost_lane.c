@@ -61,7 +61,7 @@ static void begin(struct lost *l, uint32_t limit, uint32_t flags, uint32_t resum
     h->features = CB_FEATURES;
     h->held = calloc(1, sizeof *h->held);
     h->life_seen_ns = UINT64_MAX / 2; /* there is no socket to look at */
-    h->link = lane_new(l, 1);
+    cb_link_set(h, lane_new(l, 1));
     l->h = h;
     l->q = h->held;
     cb_options_init(&options);
@@ -113,7 +113,7 @@ static void resume(struct lost *l)
     int ring = 0;
     old->older = l->h->older;
     l->h->older = old;
-    l->h->link = lane_new(l, old->serial + 1);
+    cb_link_set(l->h, lane_new(l, old->serial + 1));
     l->h->is_away = false;
     cb_resend_locked(l->h, &ring);
     cr_assert_eq(l->q->state, CB_REQUEST_SENT);

@@ -13,6 +13,7 @@ extern const struct explore_list cases_ring;
 extern const struct explore_list cases_lane;
 extern const struct explore_list cases_sleep;
 extern const struct explore_list cases_family;
+extern const struct explore_list cases_library;
 
 /* Shapes with known outcomes under C11: they test the explorer. `fails` says whether a claim must
  * fail. */

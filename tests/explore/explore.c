@@ -1,7 +1,8 @@
-/* explore: shm's own code under the C11 memory model.
+/* explore: shm's and the library's own code under the C11 memory model.
  *
  *   explore                 litmus shapes, then every case, completely; states and time a line
- *   explore --mutants       weakens each acquire, release and fence of shm/ in turn; a case must fail
+ *   explore --mutants       weakens each acquire, release and fence of shm/ and client/ in turn; a case must fail
+ *   explore --first         every case until one fails; says why
  *   explore --sites         the lines that --mutants weakens
  *   explore --trace NAME    one case; prints its failing execution
  *
@@ -15,7 +16,7 @@
 
 /* The quick ones first: a mutant is caught by the first case that fails. */
 static const struct explore_list *const lists[] = {&cases_ring, &cases_sleep, &cases_family,
-                                                   &cases_lane};
+                                                   &cases_lane, &cases_library};
 enum { N_LISTS = sizeof lists / sizeof lists[0] };
 
 static double now_s(void)
@@ -63,11 +64,19 @@ static int run_cases(const char *only, bool quiet)
                 printf("%-44s %9llu states %9llu executions %6.2f s  %s\n", c->name,
                        (unsigned long long)r.n_states, (unsigned long long)r.n_executions,
                        now_s() - t, r.failed ? r.why : "holds");
-            if (quiet && bad)
+            if (quiet && bad) {
+                printf("%s: %s", c->name, r.why);
                 return bad;
+            }
         }
     }
     return bad;
+}
+
+/* The product's, and not the cases' own. */
+static bool is_ours(const char *file)
+{
+    return strncmp(file, "shm/", 4) == 0 || strncmp(file, "client/", 7) == 0;
 }
 
 static int run_mutants(void)
@@ -91,18 +100,27 @@ static int run_mutants(void)
         double t = now_s();
         bool caught;
 
-        if (strncmp(copy[i].file, "shm/", 4) != 0)
+        if (!is_ours(copy[i].file))
             continue;
         explore_weaken(copy[i].file, copy[i].line);
+        printf("%-8s at %s:%d  ", copy[i].kind, copy[i].file, copy[i].line);
         caught = run_cases(NULL, true) > 0;
         explore_weaken(NULL, 0);
-        printf("%-8s at %s:%d  %s (%.2f s)\n", copy[i].kind, copy[i].file, copy[i].line,
-               caught ? "caught" : "SURVIVED", now_s() - t);
+        printf("%s (%.2f s)\n", caught ? "" : "SURVIVED", now_s() - t);
         survivors += !caught;
     }
     free(copy);
     printf("mutants: %d survived\n", survivors);
     return survivors;
+}
+
+static int print_first(void)
+{
+    int bad = run_cases(NULL, true);
+
+    if (bad)
+        putchar('\n');
+    return bad;
 }
 
 static int print_sites(void)
@@ -114,7 +132,7 @@ static int print_sites(void)
         return 1;
     n = explore_sites(&sites);
     for (size_t i = 0; i < n; i++) {
-        if (strncmp(sites[i].file, "shm/", 4) == 0)
+        if (is_ours(sites[i].file))
             printf("%s:%d\n", sites[i].file, sites[i].line);
     }
     return 0;
@@ -129,10 +147,12 @@ int main(int argc, char **argv)
     }
     if (argc == 2 && !strcmp(argv[1], "--mutants"))
         return run_mutants() ? 1 : 0;
+    if (argc == 2 && !strcmp(argv[1], "--first"))
+        return print_first() ? 1 : 0;
     if (argc == 2 && !strcmp(argv[1], "--sites"))
         return print_sites();
     if (argc != 1) {
-        fprintf(stderr, "usage: explore [--mutants | --sites | --trace CASE]\n");
+        fprintf(stderr, "usage: explore [--mutants | --first | --sites | --trace CASE]\n");
         return 2;
     }
     return run_litmus() + run_cases(NULL, false) ? 1 : 0;

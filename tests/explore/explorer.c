@@ -9,7 +9,8 @@
  * compare-and-swaps. Not before a store: whatever another thread could have read before it can
  * still be read after it, as a stale value, so coming early loses no execution. This needs that the
  * word has one writer and no futex compares it; where that turns out false, the word is marked and
- * the exploration begins again. Nor at data, which is checked for races instead. */
+ * the exploration begins again. Likewise not before a load of a word that no other thread writes. Nor at
+ * data, which is checked for races instead. */
 #include "tests/explore/explorer.h"
 
 #include <assert.h>
@@ -26,6 +27,8 @@ enum {
     STACK_BYTES = 128 * 1024,
     SITES_MAX = 256,
     PRIVATE_MAX = 8,
+    LOCKS_MAX = 4,
+    REGIONS_MAX = 8,
 };
 
 struct view {
@@ -45,9 +48,29 @@ struct location {
     unsigned bytes;
     unsigned n;
     bool ordered; /* when a store comes matters: two threads store here, or a futex compares */
+    unsigned loaders, writers; /* threads that do, a bit each; in all executions so far */
+    bool is_counted;           /* added to, as if nobody loaded it */
     struct store store[STORES_MAX];
-    /* of data (copies): the newest access a thread, by its own clock; 0: none */
+    /* The newest access a thread, by its own clock; 0: none. Of data (copies), and of any kind. */
     uint16_t data_read[EXPLORE_THREADS_MAX], data_written[EXPLORE_THREADS_MAX];
+    uint16_t used[EXPLORE_THREADS_MAX];
+};
+
+struct lock {
+    const void *p;
+    bool held;
+    unsigned n_holds; /* that there were */
+    struct view view; /* what the last holder knew when it let go */
+};
+
+/* Memory that is not there all the time. */
+struct region {
+    const char *p;
+    size_t bytes;
+    unsigned threads; /* whose it is, a bit each */
+    unsigned mapper;
+    uint16_t since; /* the mapper's clock; 0: from the start */
+    bool gone;
 };
 
 struct thread {
@@ -56,7 +79,8 @@ struct thread {
     struct view released; /* what it knew at its last fence */
     uint64_t reads;       /* digest of all it has read: its position */
     bool ended;
-    const void *futex; /* waits on it, or NULL */
+    const void *futex;        /* waits on it, or NULL */
+    const struct lock *mutex; /* likewise */
     bool (*ready)(void *);
     void *ready_arg;
     jmp_buf at;
@@ -89,6 +113,10 @@ static struct {
         size_t bytes;
     } private[PRIVATE_MAX];
     unsigned n_private;
+    struct lock lock[LOCKS_MAX];
+    unsigned n_locks;
+    struct region region[REGIONS_MAX];
+    unsigned n_regions;
     struct explore_site site[SITES_MAX];
     size_t n_sites;
     const char *weak_file;
@@ -206,7 +234,7 @@ static uint64_t state_digest(void)
         const struct thread *th = &x.thread[t];
 
         h = mix(h, th->reads);
-        h = mix(h, (uint64_t)(uintptr_t)th->futex + th->ended);
+        h = mix(h, (uint64_t)(uintptr_t)th->futex + (uint64_t)(uintptr_t)th->mutex + th->ended);
         h = view_digest(h, &th->now);
         h = view_digest(h, &th->acquired);
         h = view_digest(h, &th->released);
@@ -226,6 +254,10 @@ static uint64_t state_digest(void)
         for (unsigned k = oldest; k < l->n; k++)
             h = mix(h, l->store[k].digest);
     }
+    for (unsigned i = 0; i < x.n_locks; i++)
+        h = view_digest(
+            mix(mix(h, (uintptr_t)x.lock[i].p), x.lock[i].n_holds << 1 | x.lock[i].held),
+            &x.lock[i].view);
     for (unsigned i = 0; i < x.n_private; i++)
         h = mix_bytes(h, x.private[i].p, x.private[i].bytes);
     if (x.c->preemptions)
@@ -239,7 +271,8 @@ static bool runnable(unsigned t)
 {
     const struct thread *th = &x.thread[t];
 
-    return !th->ended && !th->futex && (!th->ready || th->ready(th->ready_arg));
+    return !th->ended && !th->futex && !(th->mutex && th->mutex->held) &&
+           (!th->ready || th->ready(th->ready_arg));
 }
 
 static _Noreturn void leave(int how)
@@ -288,9 +321,10 @@ static void give_way(void)
 
     if (x.thread[x.running].chosen) {
         x.thread[x.running].chosen = false;
-        return;
+        if (stay)
+            return;
     }
-    if (x.n_replayed == x.n_choices && seen_before(state_digest()))
+    if (!x.tracing && x.n_replayed == x.n_choices && seen_before(state_digest()))
         leave(EXECUTION_PRUNED);
     if (stay)
         can[n++] = x.running;
@@ -334,6 +368,29 @@ static struct thread *access_at_once(void)
 
     th->now.clock[x.running]++;
     return th;
+}
+
+/* Before a load, which needs others to come first only if one of them writes there. */
+static struct thread *load_begin(struct location *l)
+{
+    if (!(l->loaders >> x.running & 1)) {
+        l->loaders |= 1u << x.running;
+        if (l->is_counted)
+            leave(EXECUTION_RESTART);
+    }
+    return l->writers & ~(1u << x.running) ? access_begin() : access_at_once();
+}
+
+/* The running thread stores: have others loaded as if it did not? */
+static void note_writer(struct location *l)
+{
+    unsigned mine = 1u << x.running;
+
+    if (l->writers & mine)
+        return;
+    l->writers |= mine;
+    if (l->loaders & ~mine)
+        leave(EXECUTION_RESTART);
 }
 
 static void order_matters(struct location *l)
@@ -393,6 +450,7 @@ static void location_reset(struct location *l)
     l->store[0].value = plain_load(l->p, l->bytes);
     memset(l->data_read, 0, sizeof l->data_read);
     memset(l->data_written, 0, sizeof l->data_written);
+    memset(l->used, 0, sizeof l->used);
 }
 
 /* Indices stay from one execution to the next, so that digests compare. */
@@ -410,15 +468,37 @@ static unsigned location_of(const void *p, unsigned bytes)
     x.location[i].p = p;
     x.location[i].bytes = bytes;
     x.location[i].ordered = false;
+    x.location[i].loaders = x.location[i].writers = 0;
+    x.location[i].is_counted = false;
     location_reset(&x.location[i]);
     x.n_locations++;
     return i;
+}
+
+/* The access is one to memory that is there, and whoever takes that away must know of it. */
+static void use(const struct thread *th, unsigned loc)
+{
+    struct location *l = &x.location[loc];
+    const char *p = l->p;
+
+    l->used[x.running] = th->now.clock[x.running];
+    for (unsigned i = 0; i < x.n_regions; i++) {
+        const struct region *r = &x.region[i];
+
+        if (!(r->threads >> x.running & 1) || p < r->p || p >= r->p + r->bytes)
+            continue;
+        if (r->gone)
+            fail("memory was used that is unmapped");
+        if (th->now.clock[r->mapper] < r->since)
+            fail("memory was used before it was known to be mapped");
+    }
 }
 
 static uint64_t read_from(struct thread *th, unsigned loc, unsigned k, enum explore_order order)
 {
     const struct store *s = &x.location[loc].store[k];
 
+    use(th, loc);
     if (k > th->now.at[loc])
         th->now.at[loc] = (uint16_t)k;
     if (!k) /* init's store: nothing comes with it */
@@ -438,6 +518,8 @@ static void append(struct thread *th, unsigned loc, uint64_t v, enum explore_ord
     struct store *s = &l->store[l->n];
 
     assert(l->n < STORES_MAX);
+    note_writer(l);
+    use(th, loc);
     th->now.at[loc] = (uint16_t)l->n;
     s->writer = x.running;
     s->value = v;
@@ -470,13 +552,13 @@ uint64_t explore_load(const void *p, unsigned bytes, enum explore_order order, c
 
     if (!x.active)
         return plain_load(p, bytes);
-    th = x.newest_only ? access_at_once() : access_begin();
+    loc = location_of(p, bytes);
+    th = x.newest_only ? access_at_once() : load_begin(&x.location[loc]);
     if (order != CB_RELAXED) {
         site_note(file, line, "acquire");
         if (weakened(file, line))
             order = CB_RELAXED;
     }
-    loc = location_of(p, bytes);
     oldest = th->now.at[loc];
     /* Newest first: the common execution is the fresh one. */
     k = x.location[loc].n - 1;
@@ -516,33 +598,30 @@ void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order
 
 /* Strong: it fails only on another value, which may be a stale one; it succeeds on the newest
  * only. */
-bool explore_cas32(void *p, uint32_t *expected, uint32_t v, const char *file, int line)
+bool explore_cas(void *p, unsigned bytes, void *expected, uint64_t v, const char *file, int line)
 {
     struct thread *th;
     struct location *l;
+    uint64_t want = plain_load(expected, bytes), got;
     unsigned loc, can[STORES_MAX], n = 0;
 
     if (!x.active) {
-        uint32_t old = (uint32_t)plain_load(p, 4);
-        bool same = old == *expected;
-
-        if (same)
-            memcpy(p, &v, 4);
-        *expected = old;
-        return same;
+        got = plain_load(p, bytes);
+        memcpy(got == want ? p : expected, got == want ? &v : &got, bytes);
+        return got == want;
     }
     th = access_begin();
-    loc = location_of(p, 4);
+    loc = location_of(p, bytes);
     l = &x.location[loc];
     if (l->n > 1 && l->store[l->n - 1].writer != x.running)
         order_matters(l);
     can[n++] = l->n - 1;
     for (unsigned k = l->n - 1; k-- > th->now.at[loc];) {
-        if (l->store[k].value != *expected)
+        if (l->store[k].value != want)
             can[n++] = k;
     }
     n = can[choose(n)];
-    if (n == l->n - 1 && l->store[n].value == *expected) {
+    if (n == l->n - 1 && l->store[n].value == want) {
         struct view sequence = l->store[n].view;
 
         read_from(th, loc, n, CB_RELAXED);
@@ -550,13 +629,14 @@ bool explore_cas32(void *p, uint32_t *expected, uint32_t v, const char *file, in
         trace("cas", p, v, file, line);
         return true;
     }
-    *expected = (uint32_t)read_from(th, loc, n, CB_RELAXED);
-    trace("nocas", p, *expected, file, line);
+    got = read_from(th, loc, n, CB_RELAXED);
+    memcpy(expected, &got, bytes);
+    trace("nocas", p, got, file, line);
     return false;
 }
 
 /* To the newest value, whatever of it the thread has seen. */
-void explore_add32(void *p, uint32_t n, const char *file, int line)
+void explore_add32(void *p, uint32_t n, enum explore_order order, const char *file, int line)
 {
     struct thread *th;
     struct location *l;
@@ -568,14 +648,25 @@ void explore_add32(void *p, uint32_t n, const char *file, int line)
         memcpy(p, &n, 4);
         return;
     }
-    th = access_begin();
     loc = location_of(p, 4);
     l = &x.location[loc];
+    if (!(l->loaders & ~(1u << x.running))) { /* it tells nobody anything */
+        l->is_counted = true;
+        th = access_at_once();
+        append(th, loc, (uint32_t)l->store[l->n - 1].value + n, CB_RELAXED, NULL);
+        return;
+    }
+    th = access_begin();
     if (l->n > 1 && l->store[l->n - 1].writer != x.running)
         order_matters(l);
+    if (order != CB_RELAXED) {
+        site_note(file, line, "release");
+        if (weakened(file, line))
+            order = CB_RELAXED;
+    }
     sequence = l->store[l->n - 1].view;
     n += (uint32_t)read_from(th, loc, l->n - 1, CB_RELAXED);
-    append(th, loc, n, CB_RELAXED, &sequence);
+    append(th, loc, n, order, &sequence);
     trace("add", p, n, file, line);
 }
 
@@ -695,6 +786,107 @@ void explore_kernel(void)
     x.thread[x.running].reads = mix(x.thread[x.running].reads, 9);
 }
 
+unsigned explore_choose(unsigned n)
+{
+    unsigned k = choose(n);
+
+    x.thread[x.running].reads = mix(x.thread[x.running].reads, 16 + k);
+    return k;
+}
+
+unsigned explore_self(void)
+{
+    return x.running;
+}
+
+static struct lock *lock_of(const void *p)
+{
+    unsigned i;
+
+    for (i = 0; i < x.n_locks; i++) {
+        if (x.lock[i].p == p)
+            return &x.lock[i];
+    }
+    assert(i < LOCKS_MAX);
+    x.lock[x.n_locks++] = (struct lock){.p = p};
+    return &x.lock[i];
+}
+
+void explore_lock(const void *mutex)
+{
+    struct thread *th = &x.thread[x.running];
+    struct lock *l;
+
+    if (!x.active)
+        return;
+    l = lock_of(mutex);
+    th->mutex = l;
+    give_way();
+    th->mutex = NULL;
+    l->held = true;
+    view_join(&th->now, &l->view);
+    th->reads = mix(th->reads, (uint64_t)++l->n_holds << 8 | 10);
+    trace("lock", mutex, l->n_holds, "", 0);
+}
+
+/* Nobody needs to come first: who could go on before it can after it. */
+void explore_unlock(const void *mutex)
+{
+    struct thread *th = &x.thread[x.running];
+    struct lock *l;
+
+    if (!x.active)
+        return;
+    l = lock_of(mutex);
+    explore_claim(l->held, "a lock is let go that nobody holds");
+    l->held = false;
+    th->now.clock[x.running]++;
+    l->view = th->now;
+    trace("unlock", mutex, l->n_holds, "", 0);
+}
+
+void explore_map(const void *p, size_t bytes, unsigned threads)
+{
+    struct region *r = &x.region[x.n_regions];
+
+    assert(x.n_regions < REGIONS_MAX);
+    *r = (struct region){.p = p, .bytes = bytes, .threads = threads};
+    if (x.active) {
+        r->mapper = x.running;
+        r->since = ++x.thread[x.running].now.clock[x.running];
+        x.thread[x.running].reads = mix(x.thread[x.running].reads, 8);
+    }
+    x.n_regions++;
+    trace("map", p, bytes, "", 0);
+}
+
+void explore_unmap(const void *p)
+{
+    struct thread *th = &x.thread[x.running];
+
+    if (!x.active)
+        return;
+    give_way();
+    th->reads = mix(th->reads, 11);
+    trace("unmap", p, 0, "", 0);
+    for (unsigned i = 0; i < x.n_regions; i++) {
+        struct region *r = &x.region[i];
+
+        if (r->p != p || r->gone)
+            continue;
+        for (unsigned k = 0; k < x.n_locations; k++) {
+            const struct location *l = &x.location[k];
+            const char *at = l->p;
+
+            for (unsigned t = 0; at >= r->p && at < r->p + r->bytes && t < x.c->n_threads; t++) {
+                if (r->threads >> t & 1 && t != x.running && l->used[t] > th->now.clock[t])
+                    fail("memory was unmapped that another thread may still use");
+            }
+        }
+        r->gone = true;
+    }
+}
+
 void explore_until(bool (*ready)(void *), void *arg)
 {
     struct thread *th = &x.thread[x.running];
@@ -744,7 +936,7 @@ static int execute(void)
 
     x.n_replayed = 0;
     x.n_preemptions = 0;
-    x.n_private = 0;
+    x.n_private = x.n_locks = x.n_regions = 0;
     x.newest_only = false;
     memset(&x.global, 0, sizeof x.global);
     for (unsigned t = 0; t < EXPLORE_THREADS_MAX; t++) {
@@ -756,6 +948,7 @@ static int execute(void)
         th->reads = 0;
         th->ended = t >= x.c->n_threads;
         th->futex = NULL;
+        th->mutex = NULL;
         th->ready = NULL;
         th->started = th->chosen = false;
     }

@@ -11,9 +11,12 @@
  *   - a sequentially consistent fence joins the thread's view with a global one, both ways;
  *   - copies (cb_copy_in, cb_copy_out) carry data: any two of different threads that touch one
  *     word, one of them writing, must be ordered by the above, else it is a data race;
- *   - the kernel's futex compares with the newest value, as its locks and barriers make it do.
+ *   - the kernel's futex compares with the newest value, as its locks and barriers make it do;
+ *   - a lock passes its last holder's view on; memory that is mapped and unmapped meanwhile may be touched
+ *     only by who knows of the one, and by nobody who is not known to the other.
  * States seen before (what each thread has read, the histories, the views) are not explored twice,
- * so exploration is complete, not bounded, where `preemptions` is 0.
+ * so exploration is complete, not bounded, where `preemptions` is 0. A case must not spin on a word:
+ * it would before the explorer knows that another thread writes there.
  *
  * Not explored: two writers whose stores to one word are ordered otherwise than they ran, and loads
  * that return a value stored later (load buffering); format 1 relies on neither.
@@ -40,8 +43,9 @@ enum explore_order { CB_RELAXED, CB_ACQUIRE, CB_RELEASE };
 #define cb_load64(p, order)          explore_load((p), 8, (order), __FILE__, __LINE__)
 #define cb_store32(p, v, order)      explore_store((p), 4, (v), (order), __FILE__, __LINE__)
 #define cb_store64(p, v, order)      explore_store((p), 8, (v), (order), __FILE__, __LINE__)
-#define cb_cas32(p, expected, v)     explore_cas32((p), (expected), (v), __FILE__, __LINE__)
-#define cb_add32(p, n)               explore_add32((p), (n), __FILE__, __LINE__)
+#define cb_cas32(p, expected, v)     explore_cas((p), 4, (expected), (v), __FILE__, __LINE__)
+#define cb_cas64(p, expected, v)     explore_cas((p), 8, (expected), (v), __FILE__, __LINE__)
+#define cb_add32(p, n, order)        explore_add32((p), (n), (order), __FILE__, __LINE__)
 #define cb_fence()                   explore_fence(__FILE__, __LINE__)
 #define cb_copy_in(dst, src, bytes)  explore_copy_in((dst), (src), (bytes), __FILE__, __LINE__)
 #define cb_copy_out(dst, src, bytes) explore_copy_out((dst), (src), (bytes), __FILE__, __LINE__)
@@ -51,8 +55,9 @@ uint64_t explore_load(const void *p, unsigned bytes, enum explore_order order, c
                       int line);
 void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order, const char *file,
                    int line);
-bool explore_cas32(void *p, uint32_t *expected, uint32_t v, const char *file, int line);
-void explore_add32(void *p, uint32_t n, const char *file, int line);
+/* expected: of so many bytes, too. */
+bool explore_cas(void *p, unsigned bytes, void *expected, uint64_t v, const char *file, int line);
+void explore_add32(void *p, uint32_t n, enum explore_order order, const char *file, int line);
 void explore_fence(const char *file, int line);
 void explore_copy_in(void *dst, const void *src, size_t bytes, const char *file, int line);
 void explore_copy_out(void *dst, const void *src, size_t bytes, const char *file, int line);
@@ -66,7 +71,7 @@ struct explore_case {
         void); /* before each execution: puts all memory in its first state, plain stores */
     void (*thread[EXPLORE_THREADS_MAX])(void);
     void (*check)(void);  /* after all threads ended; explore_newest() reads; or NULL */
-    unsigned preemptions; /* 0: unbounded */
+    unsigned preemptions; /* how often a thread may be stopped that could go on; 0: unbounded */
 };
 
 struct explore_result {
@@ -84,6 +89,17 @@ void explore_futex_wait(const void *word, uint32_t value);
 void explore_futex_wake(const void *word); /* all that wait on it */
 /* Before the case touches private memory that stands for a kernel object (a socket's queue). */
 void explore_kernel(void);
+/* A choice of the case's own, of n: each is explored. */
+unsigned explore_choose(unsigned n);
+unsigned explore_self(void); /* index of the running thread */
+/* A mutex, whose address alone counts. Memory that threads touch only while they hold it is theirs in turn,
+ * and need not be told to the explorer. */
+void explore_lock(const void *mutex);
+void explore_unlock(const void *mutex);
+/* From now on these threads (bit k: thread k) have memory at p, which explore_unmap takes from all of them.
+ * Others may have the same memory elsewhere: they are not concerned. */
+void explore_map(const void *p, size_t bytes, unsigned threads);
+void explore_unmap(const void *p);
 /* Waits for a state of the case's private memory that other threads change; is looked at whenever
  * any thread took a step. Stands for a kernel object: passes no view. */
 void explore_until(bool (*ready)(void *), void *arg);

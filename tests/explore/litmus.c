@@ -178,6 +178,123 @@ static void data_reuse(void)
         cb_copy_out(&a, &v, 4);
 }
 
+static void count_add(void)
+{
+    cb_add32(&a, 1, CB_RELAXED);
+    (void)cb_load32(&a, CB_RELAXED);
+}
+
+static void mp_add_release(void)
+{
+    cb_store32(&a, 1, CB_RELAXED);
+    cb_add32(&b, 1, CB_RELEASE);
+}
+
+static void mp_add_relaxed(void)
+{
+    cb_store32(&a, 1, CB_RELAXED);
+    cb_add32(&b, 1, CB_RELAXED);
+}
+
+static const char mutex, other_mutex; /* their addresses are all of them */
+
+static void mp_write_locked(void)
+{
+    explore_lock(&mutex);
+    mp_write_relaxed();
+    explore_unlock(&mutex);
+}
+
+static void mp_read_locked(void)
+{
+    explore_lock(&mutex);
+    mp_read_relaxed();
+    explore_unlock(&mutex);
+}
+
+static void alone(void)
+{
+    seen[0]++;
+    cb_store32(&a, cb_load32(&a, CB_RELAXED) + 1, CB_RELAXED);
+    explore_claim(seen[0] == 1, "two are inside");
+    seen[0]--;
+}
+
+static void alone_locked(void)
+{
+    explore_lock(&mutex);
+    alone();
+    explore_unlock(&mutex);
+}
+
+static void lock_one_in_other(void)
+{
+    explore_lock(&mutex);
+    explore_lock(&other_mutex);
+    explore_unlock(&other_mutex);
+    explore_unlock(&mutex);
+}
+
+static void lock_other_in_one(void)
+{
+    explore_lock(&other_mutex);
+    explore_lock(&mutex);
+    explore_unlock(&mutex);
+    explore_unlock(&other_mutex);
+}
+
+static void map_release(void)
+{
+    explore_map(&a, 4, 3);
+    cb_store32(&b, 1, CB_RELEASE);
+}
+
+static void map_relaxed(void)
+{
+    explore_map(&a, 4, 3);
+    cb_store32(&b, 1, CB_RELAXED);
+}
+
+static void use_mapped(void)
+{
+    if (cb_load32(&b, CB_ACQUIRE))
+        cb_store32(&a, 1, CB_RELAXED);
+}
+
+static void init_mapped(void)
+{
+    init();
+    explore_map(&a, 4, 3);
+}
+
+static void use_release(void)
+{
+    cb_store32(&a, 1, CB_RELAXED);
+    cb_store32(&b, 1, CB_RELEASE);
+}
+
+static void use_relaxed(void)
+{
+    cb_store32(&a, 1, CB_RELAXED);
+    cb_store32(&b, 1, CB_RELAXED);
+}
+
+static void unmap_used(void)
+{
+    if (cb_load32(&b, CB_ACQUIRE))
+        explore_unmap(&a);
+}
+
+static void unmap(void)
+{
+    explore_unmap(&a);
+}
+
+static void choose_two(void)
+{
+    explore_claim(explore_choose(2) == 0, "the second was chosen");
+}
+
 #define LITMUS(label, t0, t1, end, must_fail)                                                      \
     {                                                                                              \
         {.name = label, .n_threads = 2, .init = init, .thread = {t0, t1}, .check = end}, must_fail \
@@ -198,6 +315,27 @@ const struct explore_litmus explore_litmus[] = {
     LITMUS("data", data_write, data_read, NULL, false),
     LITMUS("data given back", data_give_release, data_reuse, NULL, false),
     LITMUS("data given back relaxed", data_give_relaxed, data_reuse, NULL, true),
+    LITMUS("count by add", count_add, count_add, count_check, false),
+    LITMUS("MP add release", mp_add_release, mp_read_acquire, NULL, false),
+    LITMUS("MP add relaxed", mp_add_relaxed, mp_read_acquire, NULL, true),
+    LITMUS("MP locked", mp_write_locked, mp_read_locked, NULL, false),
+    LITMUS("MP locked by one", mp_write_locked, mp_read_relaxed, NULL, true),
+    LITMUS("alone", alone_locked, alone_locked, count_check, false),
+    LITMUS("alone, unlocked", alone_locked, alone, NULL, true),
+    LITMUS("locks in one order", lock_one_in_other, lock_one_in_other, NULL, false),
+    LITMUS("locks in two orders", lock_one_in_other, lock_other_in_one, NULL, true),
+    LITMUS("map", map_release, use_mapped, NULL, false),
+    LITMUS("map relaxed", map_relaxed, use_mapped, NULL, true),
+    LITMUS("choice", choose_two, corr_read, NULL, true),
+    {{.name = "unmap", .n_threads = 2, .init = init_mapped, .thread = {use_release, unmap_used}},
+     false},
+    {{.name = "unmap relaxed",
+      .n_threads = 2,
+      .init = init_mapped,
+      .thread = {use_relaxed, unmap_used}},
+     true},
+    {{.name = "unmap at once", .n_threads = 2, .init = init_mapped, .thread = {use_release, unmap}},
+     true},
     LITMUS("futex", wake_sleep, wake_store, NULL, false),
     LITMUS("futex, wake first", wake_sleep, wake_first, NULL, true),
 };

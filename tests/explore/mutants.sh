@@ -1,38 +1,29 @@
 #!/bin/sh
-# mutants.sh: applies each line of mutants.txt to a copy, builds the explorer there and expects it to find
-# the fault. Exit status 0: every mutant was caught.
+# mutants.sh OBJECT...: puts each fault of mutants.txt into a copy of its file, links that with the rest of the
+# explorer's objects, and expects a case to fail. Exit status 0: every mutant was caught.
 set -u
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 2
+. tests/mutants/plant.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT INT TERM
-units="shm/arena.c shm/geometry.c shm/lane.c shm/lane_client.c shm/lane_deliver.c shm/ring.c"
 survived=0 n=0
+libs= LIBS=
 tab=$(printf '\t')
 while IFS=$tab read -r file expression what; do
     case $file in '' | '#'*) continue ;; esac
     n=$((n + 1))
-    rm -rf "$work/shm" "$work/tests"
-    mkdir "$work/tests"
-    cp -r shm "$work/"
-    cp -r tests/explore "$work/tests/"
-    sed -i "$expression" "$work/$file"
-    if cmp -s "$file" "$work/$file"; then
-        echo "mutant does not apply: $file: $expression"
+    flags=-DCB_MODEL
+    case $file in client/*) flags="$flags -include tests/explore/system.h" ;; esac
+    # shellcheck disable=SC2046
+    if ! plant "$file" "$expression" "$work/explore" $(printf '%s\n' "$@" | grep -v "/${file%.c}\.o$"); then
         survived=$((survived + 1))
         continue
     fi
-    # shellcheck disable=SC2086
-    if ! (cd "$work" && ${CC:-cc} -std=c17 -D_GNU_SOURCE -DCB_MODEL -I. -O2 -w $units tests/explore/*.c \
-        -o explore); then
-        echo "mutant does not build: $what"
-        survived=$((survived + 1))
-        continue
-    fi
-    if timeout 300 "$work/explore" >"$work/log" 2>&1; then
+    if timeout 300 "$work/explore" --first >"$work/log" 2>&1; then
         echo "SURVIVED: $what"
         survived=$((survived + 1))
     else
-        why=$(sed -n 's/.* s  \(.*\)/\1/p' "$work/log" | grep -v '^holds$' | head -n 1)
+        why=$(tail -n 1 "$work/log")
         echo "caught: $what (${why:-an assertion, or no end})"
     fi
 done <tests/explore/mutants.txt

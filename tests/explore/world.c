@@ -11,21 +11,52 @@ enum {
     ARENA_OFF = 3 * 4096,
     REQ_CAPACITY = 2,
     PRIVATE_BYTES = 4096,
+    LANES_MAX = 2,
+    TOKENS_MAX = 4,
 };
 
 struct world world;
 
-static struct {
+struct memory {
     alignas(4096) unsigned char up[UP_BYTES], down[DOWN_BYTES];
+};
+
+struct private_memory {
     alignas(64) unsigned char lane[PRIVATE_BYTES], client[PRIVATE_BYTES];
-    unsigned char lane_first[PRIVATE_BYTES], client_first[PRIVATE_BYTES];
-    unsigned char up_first[UP_BYTES], down_first[DOWN_BYTES];
+};
+
+static struct {
+    struct memory shared[LANES_MAX], shared_first[LANES_MAX];
+    struct private_memory private[LANES_MAX], private_first[LANES_MAX];
+    unsigned n_lanes;
+    struct cb_geometry geometry;
     bool adopted;
     struct world first;
     bool built;
     void (*build)(void);
     struct world_shape shape;
 } m;
+
+void world_next_lane(void)
+{
+    struct cb_lane_config config = {.lane_id = m.n_lanes + 1, .first_cursor = m.shape.first};
+    struct memory *s = &m.shared[m.n_lanes];
+    struct private_memory *p = &m.private[m.n_lanes];
+    int r;
+
+    assert(m.n_lanes < LANES_MAX);
+    world.up = s->up;
+    world.down = s->down;
+    world.lane = cb_lane_init(p->lane, &m.geometry, s->up, s->down, &config);
+    r = cb_lane_client_init(&world.client, p->client, &m.geometry, s->up, s->down);
+    assert(r == 0);
+    m.n_lanes++;
+}
+
+const struct cb_geometry *world_geometry(void)
+{
+    return &m.geometry;
+}
 
 static void make(const struct world_shape *shape, void (*build)(void))
 {
@@ -49,22 +80,17 @@ static void make(const struct world_shape *shape, void (*build)(void))
         .down_pool_off = 3 * CB_PAGE,
         .down_pool_bytes = cb_run_layout(shape->pool_tokens, 0, 0).bytes,
     };
-    struct cb_lane_config config = {.lane_id = 1, .first_cursor = shape->first};
-    int r;
 
     memset(&m, 0, sizeof m);
     memset(&world, 0, sizeof world);
     m.shape = *shape;
+    m.geometry = g;
     assert(cb_lane_bytes(&g) <= PRIVATE_BYTES && cb_lane_client_bytes(&g) <= PRIVATE_BYTES);
-    world.lane = cb_lane_init(m.lane, &g, m.up, m.down, &config);
-    r = cb_lane_client_init(&world.client, m.client, &g, m.up, m.down);
-    assert(r == 0);
+    world_next_lane();
     if (build)
         build();
-    memcpy(m.lane_first, m.lane, PRIVATE_BYTES);
-    memcpy(m.client_first, m.client, PRIVATE_BYTES);
-    memcpy(m.up_first, m.up, UP_BYTES);
-    memcpy(m.down_first, m.down, DOWN_BYTES);
+    memcpy(m.private_first, m.private, sizeof m.private);
+    memcpy(m.shared_first, m.shared, sizeof m.shared);
     m.first = world;
     m.built = true;
     m.build = build;
@@ -75,16 +101,12 @@ void world_init(const struct world_shape *shape, void (*build)(void))
     if (!m.built || m.build != build || memcmp(&m.shape, shape, sizeof *shape) != 0)
         make(shape, build);
     if (m.adopted) {
-        memcpy(m.up, m.up_first, UP_BYTES);
-        memcpy(m.down, m.down_first, DOWN_BYTES);
+        memcpy(m.shared, m.shared_first, sizeof m.shared);
         m.adopted = false;
     }
-    memcpy(m.lane, m.lane_first, PRIVATE_BYTES);
-    memcpy(m.client, m.client_first, PRIVATE_BYTES);
+    memcpy(m.private, m.private_first, m.n_lanes * sizeof m.private[0]);
     world = m.first;
     explore_private(&world, sizeof world);
-    explore_private(m.client,
-                    PRIVATE_BYTES); /* which bell was sent: one thread's news for others */
 }
 
 void world_adopt(void)
@@ -204,6 +226,20 @@ bool world_consume(void)
     return any;
 }
 
+/* What was generated so far comes back, and heads the run. */
+static void give(const struct cb_request_entry *entry)
+{
+    uint32_t ids[TOKENS_MAX];
+
+    explore_claim(entry->resume_from <= TOKENS_MAX &&
+                      cb_lane_copy_arena(world.lane, entry->prompt_off + 4,
+                                         4ull * entry->resume_from, ids) == 0,
+                  "the tokens that were generated lie outside the arena");
+    for (uint32_t i = 0; i < entry->resume_from; i++)
+        explore_claim(ids[i] == WORLD_FIRST_TOKEN + i, "another token came back than went out");
+    cb_lane_give(world.lane, entry, ids);
+}
+
 uint32_t world_intake(void)
 {
     struct cb_request_entry entry;
@@ -211,7 +247,8 @@ uint32_t world_intake(void)
     int r;
 
     while ((r = cb_lane_peek(world.lane, &entry)) == CB_LANE_ENTRY) {
-        explore_claim(entry.op == CB_OP_GENERATE && entry.n_prompt == 1, "a request was torn");
+        explore_claim(entry.op == CB_OP_GENERATE && entry.n_prompt == 1 + entry.resume_from,
+                      "a request was torn");
         r = cb_lane_reserve(world.lane, &entry, entry.max_new_tokens, detail);
         if (r == CB_LANE_WAITS)
             break;
@@ -220,6 +257,8 @@ uint32_t world_intake(void)
             continue;
         }
         explore_claim(r == 0, "an honest request was refused");
+        if (entry.resume_from)
+            give(&entry);
         cb_lane_accept(world.lane, &entry, 0, (struct cb_lane_forecast){0});
         n++;
     }
@@ -271,7 +310,7 @@ void world_flush(void)
         if (world.socket < world.socket_room)
             world.socket++;
     } else if (world.semaphore) {
-        cb_add32(world.semaphore, 1);
+        cb_add32(world.semaphore, 1, CB_RELAXED);
         explore_futex_wake(world.semaphore);
     } else {
         explore_futex_wake(cb_lane_bell(world.lane));

@@ -1,5 +1,6 @@
 /* tests/explore/world.h - both ends of one small lane, for the cases: a daemon that answers request
- * with tokens 100, 101, ..., a client that checks that each arrives once, in order.
+ * with tokens 100, 101, ..., a client that checks that each arrives once, in order. What a client is that
+ * has the library between is library.h's.
  *
  * What is built before threads start is built once a case, by plain accesses; each execution
  * restores the private records only, since under the explorer shared memory itself is never
@@ -21,6 +22,7 @@ struct world_shape {
 struct world {
     struct cb_lane *lane;
     struct cb_lane_client *client;
+    void *up, *down;                          /* the lane's memory */
     bool socket_bells;                        /* the client is woken by records, else by futex */
     cb_atomic32 *semaphore;                   /* NULL, or by this one's count */
     uint32_t socket;                          /* records queued towards the client */
@@ -37,6 +39,11 @@ extern struct world world;
 /* In init: a lane of this shape; then `build`, if not NULL, makes the state the threads start
  * from. */
 void world_init(const struct world_shape *shape, void (*build)(void));
+
+/* In build: the daemon is no more, and another one has a lane of this shape, which is the world's from now
+ * on. */
+void world_next_lane(void);
+const struct cb_geometry *world_geometry(void); /* of either lane */
 
 /* In check: shared memory as the threads left it, for plain looks at it. */
 void world_adopt(void);

@@ -173,7 +173,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     h->held = calloc(N_SLOTS, sizeof *h->held);
     assert(h->held);
     boot_new(&boots[0], N_SLOTS);
-    h->link = link_new(&boots[0], 1);
+    cb_link_set(h, link_new(&boots[0], 1));
     h->life_seen_ns = UINT64_MAX / 2; /* there is no socket to look at */
     cb_options_init(&options);
     options.resume_max = 1 + (uint32_t)eat(&in, 1) % 3;
@@ -199,7 +199,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         boot_new(&boots[boot + 1], 1 + (uint32_t)eat(&in, 1) % N_SLOTS);
         link->older = h->older;
         h->older = link;
-        h->link = link_new(&boots[boot + 1], boot + 2);
+        cb_link_set(h, link_new(&boots[boot + 1], boot + 2));
         h->is_away = false;
         cb_resend_locked(h, &ring);
         for (uint32_t i = 0; i < N_SLOTS; i++)

@@ -1,8 +1,8 @@
 /* mark.pml - a cancel against a resume: a cancelled request does not run on with the next daemon, and nobody
  * stores into a lane that is unmapped, or into the wrong one.
  *
- * cb_cancel takes no lock: it marks the request, counts itself in, loads the request's place (lane, slot and
- * generation in one word) and then the lane's pointer, acts there if both mean one lane, and counts itself
+ * cb_cancel takes no lock: it marks the request, counts itself in, loads the lane's pointer and then the request's
+ * place (lane, slot and generation in one word), acts there if both mean one lane, and counts itself
  * out, as the sender of a bell does. Meanwhile the lane is lost (the place is taken away), the next one is
  * installed, the request is sent again (the place is set, then the mark is looked at), and the old lane is
  * unmapped when the count is 0.
@@ -67,8 +67,8 @@ proctype cancel()
 #ifndef NO_FENCE_ENTER
     fence(canceller);
 #endif
-    place = load(PLACE);
     link = load(LINK);
+    place = load(PLACE);
 #ifdef COUNT_LAST
     store(canceller, INSIDE, 1);
     fence(canceller);

@@ -1,10 +1,10 @@
-/* The explorer over shm's own code is a program of its own, for it replaces <stdatomic.h>. Here it
+/* The explorer over shm's and the library's own code is a program of its own, for it replaces <stdatomic.h>. Here it
  * runs whole: every case completely, every litmus shape with the outcome that C11 fixes. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-Test(explore, every_case_holds, .timeout = 300)
+Test(explore, every_case_holds, .timeout = 600)
 {
     const char *build = getenv("CBD_BUILD");
     char command[512];

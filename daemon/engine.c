@@ -145,6 +145,7 @@ static bool take_given(const struct engine *e, struct request *r, const struct r
         if (r->end.finish != FINISH_NONE)
             return false;
         request_append(r, token, e->info->eos, e->info->n_eos, text, n_text, 0);
+        r->end.weight_epoch = e->epoch; /* of such weights, or it would have been refused */
     }
     return true;
 }

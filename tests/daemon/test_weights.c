@@ -29,6 +29,7 @@ enum {
 
 struct job {
     uint32_t prompt[PROMPT_MAX], n_prompt, n_new, child_idx;
+    uint32_t n_given; /* ids behind the prompt that another daemon made */
     float temperature;
     uint64_t seed;
     enum on_new_weights wish;
@@ -202,6 +203,7 @@ static bool submit(struct rig *g, struct job *jobs, uint32_t n, enum on_new_weig
     wishes.prompt_logprobs = jobs->scores;
     const struct request_spec spec = {.prompt = jobs->prompt,
                                       .n_prompt = jobs->n_prompt,
+                                      .n_given = jobs->n_given,
                                       .max_new_tokens = jobs->n_new,
                                       .ignore_eos = true,
                                       .temperature = jobs->temperature,
@@ -468,6 +470,28 @@ Test(weights, a_step_on_the_device_ends_first)
     while (!j.n_ends)
         engine_step(g.engine);
     cr_expect(j.epochs[0] == 0 && j.epochs[1] == 1 && j.epochs[3] == 1);
+    rig_fini(&g);
+    sets_fini(&sets);
+}
+
+/* What came back and ends before its next token is of the weights of those it came with. */
+Test(weights, what_came_back_and_ends_at_once_is_of_the_present_weights)
+{
+    struct job jobs[2] = {{.prompt = {3, 4, 5}, .n_prompt = 3, .n_new = 1},
+                          {.prompt = {3, 4, 5}, .n_prompt = 2, .n_given = 1, .n_new = 3}};
+    struct rig g;
+    struct sets sets;
+    sets_init(&sets, true);
+    rig_init(&g, &sets, 24, 0, true, 64);
+    load(&g, &sets, 1, ON_NEW_WEIGHTS_FAIL);
+    cr_assert(submit(&g, &jobs[0], 1, ON_NEW_WEIGHTS_DEFAULT)); /* its step begins the epoch */
+    while (!jobs[0].n_ends)
+        step(&g);
+    cr_assert(submit(&g, &jobs[1], 1, ON_NEW_WEIGHTS_DEFAULT));
+    engine_cancel(g.engine, jobs[1].r);
+    while (!jobs[1].n_ends)
+        step(&g);
+    cr_expect(jobs[1].n_got == 0 && jobs[1].end.weight_epoch == 1);
     rig_fini(&g);
     sets_fini(&sets);
 }

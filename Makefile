@@ -103,7 +103,7 @@ PROGS := $(if $(wildcard daemon/main.c),$(BUILD)/cbd) $(if $(wildcard tools/cbct
 SANITIZER_OBJ := $(patsubst %.c,$(OBJ)/%.o,$(wildcard tests/sanitizer/$(VARIANT).c))
 CLIENT_OUT := $(if $(wildcard client/cbclient.map),$(BUILD)/libcbclient.so $(BUILD)/libcbclient.a)
 
-.PHONY: all audit timing deps explore mutants promela model demo check test bench bench-zoo bench-peers figures asan tsan fuzz fuzz-afl soak-fuzz soak soak-simulate soak-null soak-kills soak-clients soak-crashes soak-instructions format lint install uninstall help clean \
+.PHONY: all audit timing deps explore litmus mutants promela model demo check test bench bench-zoo bench-peers figures asan tsan fuzz fuzz-afl soak-fuzz soak soak-simulate soak-null soak-kills soak-clients soak-crashes soak-instructions format lint install uninstall help clean \
         distclean tests
 .DEFAULT_GOAL := all
 .SECONDARY:
@@ -263,6 +263,8 @@ tsan: deps model ## All suites under ThreadSanitizer
 
 explore: $(BUILD)/tests/explore ## Explore shm and the library under the C11 memory model, then check that every mutant is caught
 	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh $(EXPLORE_OBJS)
+litmus: $(BUILD)/tests/litmus ## The lane's two shapes on two of this machine's cores, 10^8 times each: half a minute each
+	$(BUILD)/tests/litmus
 mutants: all $(BUILD)/tests/test_client $(BUILD)/tests/test_shm explore promela ## Every order, fence and check that the lane rests on is taken away in turn: a test must fail
 	tests/mutants/sites.sh $(BUILD)/tests/explore
 	CC=$(CC) LIBS='$(LIBS) -lcriterion' tests/mutants/suite.sh tests/mutants/lost.txt $(BUILD) $(OBJ) client 'lost_lane/*'

@@ -226,6 +226,18 @@ static int make_parts(struct daemon *d)
     return r;
 }
 
+/* What takes address space by far the most is room for each request's ids, reserved and not touched. */
+static void complain_of_tables(const struct daemon_config *config, int r)
+{
+    if (r == -ENOMEM)
+        log_error(config->log,
+                  "no memory for the tables of %" PRIu64 " requests (max_requests) of %u tokens: "
+                  "ask for fewer, or raise the limit (ulimit -v, vm.overcommit_memory)",
+                  config->settings->max_requests, model_info(config->model)->n_context);
+    else
+        log_error(config->log, "can't make the daemon's tables: %s", strerror(-r));
+}
+
 int daemon_new(struct daemon **daemonp, const struct daemon_config *config)
 {
     struct daemon *d = calloc(1, sizeof *d);
@@ -237,8 +249,7 @@ int daemon_new(struct daemon **daemonp, const struct daemon_config *config)
     loop_timer_init(&d->watchdog, watchdog_due);
     int r = make_parts(d);
     if (r) {
-        errno = -r;
-        log_warn(config->log, "can't make the daemon's tables");
+        complain_of_tables(config, r);
         daemon_free(d);
         return r;
     }

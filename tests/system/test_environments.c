@@ -219,6 +219,25 @@ Test(environments, memory_that_cannot_be_sealed)
     system_fini(&s);
 }
 
+/* Where nothing is promised that is not there (vm.overcommit_memory 2, which is the whole machine's and so
+ * is not touched here) the same is refused as by a limit of the address space: what is only reserved. */
+Test(environments, address_space_that_is_counted)
+{
+    const struct rlimit little = {1 << 30, 1 << 30};
+    struct system s;
+    if (!can(!IS_SANITIZED, "a sanitizer reserves more than any limit") ||
+        !can(setrlimit(RLIMIT_AS, &little) == 0, "can't limit the address space"))
+        return;
+    system_init(&s);
+    system_spawn_as(&s, geteuid(), SETTINGS("--model", "null"));
+    cr_expect_not(system_is_ready(&s));
+    cr_expect_eq(system_wait(&s), 1);
+    system_expect_log(&s, "requests (max_requests) of 131072 tokens");
+    system_start(&s, SETTINGS("--model", "null", "--max-requests", "64"));
+    expect_service(&s);
+    system_fini(&s);
+}
+
 /* ---- descriptors ----------------------------------------------------------------------------------- */
 
 /* Who comes when there are none is told so; who is there goes on; afterwards all is as before. */

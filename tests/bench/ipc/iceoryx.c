@@ -11,7 +11,9 @@
 #include <iceoryx_binding_c/publisher.h>
 #include <iceoryx_binding_c/runtime.h>
 #include <iceoryx_binding_c/subscriber.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include "shm/atomics.h"
@@ -89,7 +91,8 @@ static void round_iceoryx(void *ctx, uint32_t lane)
         cb_spin_hint();
 }
 
-/* False: it does not say that it is ready. */
+/* It ends when we have: asked to earlier it would end us first, as a process that still uses it. By a signal
+ * that leaves it time, for it has files to remove. False: it does not say that it is ready. */
 static bool start_daemon(struct place *place)
 {
     char said[4096];
@@ -99,6 +102,7 @@ static bool start_daemon(struct place *place)
         peer_fail("pipe");
     place->roudi = peer_fork(-1);
     if (place->roudi == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
         if (dup2(out[1], STDOUT_FILENO) < 0 || dup2(out[1], STDERR_FILENO) < 0)
             _exit(1);
         close(out[0]);

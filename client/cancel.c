@@ -31,9 +31,10 @@ int cb_cancel(struct cb_handle *h, uint64_t id)
     /* The mark, the fence in here, then a look at the place: who sends it to another daemon sets the place,
      * fences, then looks at the mark. One of the two sees the other. */
     const struct cb_link *link = cb_link_enter(h);
-    /* Relaxed: where the mark was not seen, the fences bring the place, and the pointer with it. */
-    uint64_t place = cb_load64(&q->place, CB_RELAXED);
-    if (place && link->serial == CB_PLACE_SERIAL(place) &&
+    /* Where the mark was not seen, the fences bring the place, and the pointer with it. Acquire: if the
+     * place is the index's next request's, then the id is not this one any more. */
+    uint64_t place = cb_load64(&q->place, CB_ACQUIRE);
+    if (place && cb_load64(&q->id, CB_RELAXED) == id && link->serial == CB_PLACE_SERIAL(place) &&
         cb_lane_client_cancel(link->lane, CB_PLACE_SLOT(place), CB_PLACE_GEN(place)) & CB_LANE_RING)
         r = cb_send_bell(link) && !h->reconnect ? CB_LOST : 0;
     cb_link_leave(h);

@@ -41,7 +41,8 @@ int cb_send_locked(struct cb_handle *h, struct cb_request_entry *entry, uint64_t
         q->state = CB_REQUEST_SENT;
         q->has_arena = i == 0; /* all are answered in one */
         q->arena_off = arena_off;
-        /* Relaxed: who sends it again fences behind this. */
+        /* Relaxed: who sends it again fences behind this; and the fence in the lane's submit lies between
+         * the end of the id that was here before and this. */
         cb_store64(&q->place, (uint64_t)link->serial << 36 | (uint64_t)q->gen << 12 | q->slot,
                    CB_RELAXED);
     }

@@ -159,7 +159,7 @@ static void follow_locked(struct cb_handle *h, const struct cb_want *want, uint6
 {
     struct cb_waiter w = {.want = *want};
     struct cb_waiter **at = &h->waiters;
-    cb_store32(&w.word, 0, CB_RELAXED);
+    cb_store32(&w.word, 0, CB_RELAXED); /* as all stores to it, for who watches them */
     while (*at)
         at = &(*at)->next;
     *at = &w;

@@ -82,7 +82,7 @@ static void cancelled_check(void)
         return;
     }
     explore_claim(q->link == &library.links[1], "a request waits though there is a daemon");
-    explore_claim(is_cancelled(q), "a cancelled request runs on with the next daemon");
+    explore_claim(q->link && is_cancelled(q), "a cancelled request runs on with the next daemon");
 }
 
 static void served_check(void)
@@ -91,7 +91,7 @@ static void served_check(void)
     struct cb_slot_view view;
 
     world_adopt();
-    if (q->state != CB_REQUEST_ENDED) {
+    if (q->link) {
         cb_lane_client_slot(q->link->lane, q->slot, &view);
         explore_claim(view.gen == q->gen, "the next daemon sleeps beside a request");
     }
@@ -124,6 +124,28 @@ static void idle_build(void)
 static void idle_init(void)
 {
     library_init(&(struct world_shape){1, 16, 8, 0}, idle_build);
+}
+
+/* Whoever leaves last, or looks later, finds that nobody needs it. */
+static void idle_check(void)
+{
+    world_adopt();
+    cb_link_reap_locked(&library.h);
+    explore_claim(!library.h.older, "a lane that nobody needs stays");
+}
+
+/* A thread sleeps on the lane that is lost meanwhile, and wakes by the time alone. */
+static void nap_init(void)
+{
+    idle_init();
+    library.naps = 1;
+}
+
+static void nap(void)
+{
+    struct cb_event event;
+
+    explore_claim(cb_wait(&library.h, 0, &event, 1000) == CB_TIMEOUT, "an event came from nowhere");
 }
 
 /* ---- a cancel of an index's last request ----------------------------------------------------- */
@@ -159,6 +181,26 @@ static void reuse_and_cancel(void)
     next = library_send(0, 1, 0);
     pthread_mutex_unlock(&h->lock);
     explore_claim(cb_cancel(h, next) == 0, "a cancel was refused");
+}
+
+/* The next request is nobody's to cancel: its number was the other's. */
+static void reuse(void)
+{
+    struct cb_handle *h = &library.h;
+
+    pthread_mutex_lock(&h->lock);
+    cb_held_free_locked(h, &library.held[0]);
+    library_send(0, 1, 0);
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void spared_check(void)
+{
+    const struct cb_held *q = &library.held[0];
+
+    world_adopt();
+    explore_claim(!cb_is_cancelled(q) && !is_cancelled(q),
+                  "a late cancel hit the index's next request");
 }
 
 static void late_check(void)
@@ -289,7 +331,18 @@ static const struct explore_case cases[] = {
     {.name = "bell against resume",
      .n_threads = 2,
      .init = idle_init,
-     .thread = {ring, library_resume}},
+     .thread = {ring, library_resume},
+     .check = idle_check},
+    {.name = "a sleep against resume",
+     .n_threads = 2,
+     .init = nap_init,
+     .thread = {nap, library_resume},
+     .check = idle_check},
+    {.name = "a late cancel spares the next request",
+     .n_threads = 2,
+     .init = ended_init,
+     .thread = {cancel_late, reuse},
+     .check = spared_check},
     {.name = "a late cancel against reuse",
      .n_threads = 2,
      .init = ended_init,

@@ -1,6 +1,6 @@
 /* explore: shm's and the library's own code under the C11 memory model.
  *
- *   explore                 litmus shapes, then every case, completely; states and time a line
+ *   explore                 litmus shapes, then every case, completely but where it says otherwise; states and time a line
  *   explore --mutants       weakens each acquire, release and fence of shm/ and client/ in turn; a case must fail
  *   explore --first         every case until one fails; says why
  *   explore --sites         the lines that --mutants weakens

@@ -49,6 +49,7 @@ struct location {
     unsigned n;
     bool ordered; /* when a store comes matters: two threads store here, or a futex compares */
     unsigned loaders, writers; /* threads that do, a bit each; in all executions so far */
+    bool is_stored;            /* and not only added to */
     bool is_counted;           /* added to, as if nobody loaded it */
     struct store store[STORES_MAX];
     /* The newest access a thread, by its own clock; 0: none. Of data (copies), and of any kind. */
@@ -59,6 +60,7 @@ struct location {
 struct lock {
     const void *p;
     bool held;
+    unsigned holder;
     unsigned n_holds; /* that there were */
     struct view view; /* what the last holder knew when it let go */
 };
@@ -370,14 +372,19 @@ static struct thread *access_at_once(void)
     return th;
 }
 
-/* Before a load, which needs others to come first only if one of them writes there. */
-static struct thread *load_begin(struct location *l)
+static void note_loader(struct location *l)
 {
     if (!(l->loaders >> x.running & 1)) {
         l->loaders |= 1u << x.running;
         if (l->is_counted)
             leave(EXECUTION_RESTART);
     }
+}
+
+/* Before a load, which needs others to come first only if one of them writes there. */
+static struct thread *load_begin(struct location *l)
+{
+    note_loader(l);
     return l->writers & ~(1u << x.running) ? access_begin() : access_at_once();
 }
 
@@ -469,7 +476,7 @@ static unsigned location_of(const void *p, unsigned bytes)
     x.location[i].bytes = bytes;
     x.location[i].ordered = false;
     x.location[i].loaders = x.location[i].writers = 0;
-    x.location[i].is_counted = false;
+    x.location[i].is_counted = x.location[i].is_stored = false;
     location_reset(&x.location[i]);
     x.n_locations++;
     return i;
@@ -518,6 +525,7 @@ static void append(struct thread *th, unsigned loc, uint64_t v, enum explore_ord
     struct store *s = &l->store[l->n];
 
     assert(l->n < STORES_MAX);
+    x.thread[x.running].chosen = false; /* what it stored may be seen before its next access */
     note_writer(l);
     use(th, loc);
     th->now.at[loc] = (uint16_t)l->n;
@@ -582,6 +590,11 @@ void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order
     }
     loc = location_of(p, bytes);
     l = &x.location[loc];
+    if (!l->is_stored) {
+        l->is_stored = true;
+        if (l->is_counted)
+            leave(EXECUTION_RESTART);
+    }
     th = l->ordered ? access_begin() : access_at_once();
     if (l->n > 1 && l->store[l->n - 1].writer != x.running)
         order_matters(l);
@@ -610,9 +623,10 @@ bool explore_cas(void *p, unsigned bytes, void *expected, uint64_t v, const char
         memcpy(got == want ? p : expected, got == want ? &v : &got, bytes);
         return got == want;
     }
-    th = access_begin();
     loc = location_of(p, bytes);
     l = &x.location[loc];
+    note_loader(l);
+    th = access_begin();
     if (l->n > 1 && l->store[l->n - 1].writer != x.running)
         order_matters(l);
     can[n++] = l->n - 1;
@@ -650,10 +664,11 @@ void explore_add32(void *p, uint32_t n, enum explore_order order, const char *fi
     }
     loc = location_of(p, 4);
     l = &x.location[loc];
-    if (!(l->loaders & ~(1u << x.running))) { /* it tells nobody anything */
+    if (!(l->loaders & ~(1u << x.running)) && !l->is_stored) { /* it tells nobody anything */
         l->is_counted = true;
         th = access_at_once();
         append(th, loc, (uint32_t)l->store[l->n - 1].value + n, CB_RELAXED, NULL);
+        trace("count", p, l->store[l->n - 1].value, file, line);
         return;
     }
     th = access_begin();
@@ -755,6 +770,7 @@ void explore_futex_wait(const void *word, uint32_t value)
     struct thread *th = &x.thread[x.running];
     unsigned loc = location_of(word, 4);
 
+    note_loader(&x.location[loc]);
     order_matters(&x.location[loc]);
     give_way();
     /* The kernel compares on behalf of this thread, which can't read older values afterwards. */
@@ -824,6 +840,7 @@ void explore_lock(const void *mutex)
     give_way();
     th->mutex = NULL;
     l->held = true;
+    l->holder = x.running;
     view_join(&th->now, &l->view);
     th->reads = mix(th->reads, (uint64_t)++l->n_holds << 8 | 10);
     trace("lock", mutex, l->n_holds, "", 0);
@@ -838,7 +855,7 @@ void explore_unlock(const void *mutex)
     if (!x.active)
         return;
     l = lock_of(mutex);
-    explore_claim(l->held, "a lock is let go that nobody holds");
+    explore_claim(l->held && l->holder == x.running, "a lock is let go by who does not hold it");
     l->held = false;
     th->now.clock[x.running]++;
     l->view = th->now;

@@ -1,14 +1,17 @@
 #include "tests/explore/library.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
 #include <string.h>
+#include <sys/syscall.h>
 
 #include "client/record.h"
 #include "client/resume.h"
 #include "client/text.h"
 #include "shm/doorbell.h"
 
-enum { DEAD_SOCK = 1001, LIVE_SOCK = 1002 };
+enum { FIRST_SOCK = 1000 }; /* of link 0 */
 
 struct library library;
 
@@ -26,11 +29,26 @@ void *library_allocate(size_t bytes)
     return p;
 }
 
-/* A look whether the daemon lives, of a thread that sleeps in private memory or on a futex: it does. */
+static bool is_dead(int sock)
+{
+    return sock == FIRST_SOCK && library.is_dead;
+}
+
+/* poll, whether the daemon has hung up. */
 long library_syscall(long number, ...)
 {
-    (void)number;
-    return 0;
+    va_list args;
+    va_start(args, number);
+    struct pollfd *p = va_arg(args, struct pollfd *);
+    va_end(args);
+    assert(number == SYS_ppoll);
+    p->revents = is_dead(p->fd) ? POLLHUP : 0;
+    return p->revents != 0;
+}
+
+void library_close(int fd)
+{
+    explore_unmap(&library.socks[fd - FIRST_SOCK]);
 }
 
 uint64_t cb_now_ns(void)
@@ -45,6 +63,12 @@ uint64_t cb_now_coarse_ns(void)
 
 int cb_doorbell_wait(const cb_atomic32 *bell, uint32_t seen, uint64_t timeout_ns)
 {
+    if (library.naps >> explore_self() & 1) {
+        explore_kernel();
+        (void)cb_load32(bell, CB_RELAXED); /* the kernel does */
+        library.now_ns[explore_self()] += timeout_ns + 1000000000u;
+        return -ETIMEDOUT;
+    }
     if (library.times_out >> explore_self() & 1 && explore_choose(2)) {
         explore_kernel();
         library.now_ns[explore_self()] += timeout_ns + 1000000000u;
@@ -64,7 +88,8 @@ int cb_doorbell_send(int sock, enum cb_record_type type)
 {
     explore_claim(type == CB_RECORD_BELL, "another record than a bell was sent");
     explore_kernel();
-    if (sock == DEAD_SOCK)
+    (void)cb_load32(&library.socks[sock - FIRST_SOCK], CB_RELAXED);
+    if (is_dead(sock))
         return -EPIPE;
     world.daemon_bells++;
     return 0;
@@ -80,23 +105,23 @@ void cb_segment_unmap(struct cb_segment *segment)
 int cb_find_socket_now(const struct cb_options *options)
 {
     (void)options;
-    return LIVE_SOCK;
+    return FIRST_SOCK + (int)library.n_links;
 }
 
 int cb_connect_hello(int sock, const struct cb_options *options)
 {
     (void)options;
-    return sock == LIVE_SOCK ? 0 : CB_LOST;
+    return is_dead(sock) ? CB_LOST : 0;
 }
 
-static struct cb_link *make_link(int sock)
+static struct cb_link *make_link(void)
 {
     uint32_t i = library.n_links++;
     struct cb_link *link = &library.links[i];
     const struct cb_geometry *g = world_geometry();
 
     assert(i < LIBRARY_LINKS);
-    link->sock = sock;
+    link->sock = FIRST_SOCK + (int)i;
     link->geometry = *g;
     link->features = CB_FEATURE_RESUME;
     link->up = (struct cb_segment){world.up, g->up_bytes};
@@ -111,6 +136,7 @@ static void map(const struct cb_link *link)
 {
     explore_map(link->up.base, link->up.bytes, library.threads);
     explore_map(link->down.base, link->down.bytes, library.threads);
+    explore_map(&library.socks[link->sock - FIRST_SOCK], sizeof library.socks[0], library.threads);
 }
 
 int cb_connect_answer(struct cb_handle *h, int sock, const struct cb_options *options, int wait_ms,
@@ -120,7 +146,8 @@ int cb_connect_answer(struct cb_handle *h, int sock, const struct cb_options *op
     (void)options;
     (void)wait_ms;
     (void)detail;
-    *linkp = make_link(sock);
+    (void)sock;
+    *linkp = make_link();
     map(*linkp);
     return 0;
 }
@@ -194,7 +221,7 @@ void library_open(unsigned threads, bool reconnects)
     h->n_vocab = world_geometry()->n_vocab;
     h->n_context = world_geometry()->n_context;
     h->features = CB_FEATURE_RESUME;
-    struct cb_link *link = make_link(LIVE_SOCK);
+    struct cb_link *link = make_link();
     link->serial = 1;
     cb_link_set(h, link);
     if (!reconnects)
@@ -206,7 +233,7 @@ void library_open(unsigned threads, bool reconnects)
 
 void library_lose_daemon(void)
 {
-    library.links[0].sock = DEAD_SOCK;
+    library.is_dead = true;
     world_next_lane();
 }
 

@@ -2,7 +2,8 @@
  * client/ as it is, with its lock, its waits, and its way from a lost lane to the next.
  *
  * Only the system is not there: time stands still but where a case moves it, a daemon that died answers no more
- * (EPIPE), and the next one answers at once. */
+ * (EPIPE), and the next one answers at once. What the library shares under its lock, or frees, is not watched here: that
+ * is the sanitizers' (the suite of tests/client). */
 #ifndef CB_TESTS_EXPLORE_LIBRARY_H
 #define CB_TESTS_EXPLORE_LIBRARY_H
 
@@ -21,9 +22,12 @@ struct library {
     uint32_t n_links;
     struct cb_reconnect reconnect;
     uint64_t now_ns[EXPLORE_THREADS_MAX];
-    unsigned threads;   /* of the library, a bit each; another one is the daemon */
-    unsigned times_out; /* those whose sleep may last too long */
-    unsigned n_left;    /* threads that will do no more */
+    unsigned threads;                 /* of the library, a bit each; another one is the daemon */
+    unsigned times_out;               /* those whose sleep may last too long */
+    unsigned naps;                    /* those whose sleep always does */
+    unsigned n_left;                  /* threads that will do no more */
+    bool is_dead;                     /* the first daemon */
+    cb_atomic32 socks[LIBRARY_LINKS]; /* stand for the sockets: there while they are open */
     size_t heap_bytes;
     alignas(16) unsigned char heap[LIBRARY_HEAP_BYTES];
 };

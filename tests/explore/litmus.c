@@ -295,6 +295,55 @@ static void choose_two(void)
     explore_claim(explore_choose(2) == 0, "the second was chosen");
 }
 
+/* A thread's first access may be a store, or a load of what nobody writes: others may come behind it. */
+static cb_atomic32 c;
+
+static void begin_with_store(void)
+{
+    cb_store32(&a, 1, CB_RELAXED);
+    explore_claim(cb_load32(&b, CB_RELAXED) == 0, "answered");
+}
+
+static void begin_with_load(void)
+{
+    (void)cb_load32(&c, CB_RELAXED);
+    begin_with_store();
+}
+
+static void answer(void)
+{
+    if (cb_load32(&a, CB_RELAXED))
+        cb_store32(&b, 1, CB_RELAXED);
+}
+
+/* Who compares, by itself or in the kernel, sees when a count was added to. */
+static void init_count(void)
+{
+    init();
+    c = 0;
+}
+
+static void count_last(void)
+{
+    cb_fence();
+    cb_store32(&b, 1, CB_RELAXED);
+    cb_add32(&c, 1, CB_RELAXED);
+}
+
+static void cas_before(void)
+{
+    uint32_t old = 0;
+
+    if (cb_load32(&b, CB_RELAXED))
+        explore_claim(!cb_cas32(&c, &old, 10), "before the count");
+}
+
+static void sleep_before(void)
+{
+    if (cb_load32(&b, CB_RELAXED))
+        explore_futex_wait(&c, 0);
+}
+
 #define LITMUS(label, t0, t1, end, must_fail)                                                      \
     {                                                                                              \
         {.name = label, .n_threads = 2, .init = init, .thread = {t0, t1}, .check = end}, must_fail \
@@ -335,6 +384,18 @@ const struct explore_litmus explore_litmus[] = {
       .thread = {use_relaxed, unmap_used}},
      true},
     {{.name = "unmap at once", .n_threads = 2, .init = init_mapped, .thread = {use_release, unmap}},
+     true},
+    LITMUS("begins with a store", begin_with_store, answer, NULL, true),
+    LITMUS("begins with a load", begin_with_load, answer, NULL, true),
+    {{.name = "cas before a count",
+      .n_threads = 2,
+      .init = init_count,
+      .thread = {count_last, cas_before}},
+     true},
+    {{.name = "futex before a count",
+      .n_threads = 2,
+      .init = init_count,
+      .thread = {count_last, sleep_before}},
      true},
     LITMUS("futex", wake_sleep, wake_store, NULL, false),
     LITMUS("futex, wake first", wake_sleep, wake_first, NULL, true),

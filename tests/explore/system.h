@@ -13,6 +13,7 @@
 void *library_allocate(
     size_t bytes); /* zeroed, at the same address in each execution; never freed */
 long library_syscall(long number, ...);
+void library_close(int fd);
 
 #define pthread_mutex_lock(m)   explore_lock(m)
 #define pthread_mutex_unlock(m) explore_unlock(m)
@@ -20,7 +21,7 @@ long library_syscall(long number, ...);
 #define malloc(bytes)           library_allocate(bytes)
 #define calloc(n, bytes)        library_allocate((n) * (bytes))
 #define free(p)                 ((void)(p))
-#define close(fd)               ((void)(fd))
+#define close(fd)               library_close(fd)
 #define syscall                 library_syscall
 
 #endif

@@ -1,5 +1,5 @@
 /* The explorer over shm's and the library's own code is a program of its own, for it replaces <stdatomic.h>. Here it
- * runs whole: every case completely, every litmus shape with the outcome that C11 fixes. */
+ * runs whole: every case, every litmus shape with the outcome that C11 fixes. */
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>

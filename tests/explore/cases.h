@@ -24,4 +24,7 @@ struct explore_litmus {
 extern const struct explore_litmus explore_litmus[];
 extern const size_t n_explore_litmus;
 
+/* Programs drawn from 0 on, explored with and without the explorer's short cuts: how many differ. */
+unsigned explore_random(unsigned n_programs);
+
 #endif

@@ -1,6 +1,6 @@
 /* explore: shm's and the library's own code under the C11 memory model.
  *
- *   explore                 litmus shapes, then every case, completely but where it says otherwise; states and time a line
+ *   explore                 litmus shapes, random programs, then every case, completely but where it says otherwise; states and time a line
  *   explore --mutants       weakens each acquire, release and fence of shm/ and client/ in turn; a case must fail
  *   explore --first         every case until one fails; says why
  *   explore --sites         the lines that --mutants weakens
@@ -17,7 +17,7 @@
 /* The quick ones first: a mutant is caught by the first case that fails. */
 static const struct explore_list *const lists[] = {&cases_ring, &cases_sleep, &cases_family,
                                                    &cases_lane, &cases_library};
-enum { N_LISTS = sizeof lists / sizeof lists[0] };
+enum { N_LISTS = sizeof lists / sizeof lists[0], RANDOM_PROGRAMS = 5000 };
 
 static double now_s(void)
 {
@@ -155,5 +155,5 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: explore [--mutants | --first | --sites | --trace CASE]\n");
         return 2;
     }
-    return run_litmus() + run_cases(NULL, false) ? 1 : 0;
+    return run_litmus() + (int)explore_random(RANDOM_PROGRAMS) + run_cases(NULL, false) ? 1 : 0;
 }

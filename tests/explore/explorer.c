@@ -123,7 +123,7 @@ static struct {
     size_t n_sites;
     const char *weak_file;
     int weak_line;
-    bool trace, tracing, newest_only;
+    bool trace, tracing, newest_only, at_all;
 } x;
 
 enum { EXECUTION_ENDED = 1, EXECUTION_PRUNED, EXECUTION_FAILED, EXECUTION_RESTART };
@@ -385,7 +385,7 @@ static void note_loader(struct location *l)
 static struct thread *load_begin(struct location *l)
 {
     note_loader(l);
-    return l->writers & ~(1u << x.running) ? access_begin() : access_at_once();
+    return x.at_all || l->writers & ~(1u << x.running) ? access_begin() : access_at_once();
 }
 
 /* The running thread stores: have others loaded as if it did not? */
@@ -595,7 +595,7 @@ void explore_store(void *p, unsigned bytes, uint64_t v, enum explore_order order
         if (l->is_counted)
             leave(EXECUTION_RESTART);
     }
-    th = l->ordered ? access_begin() : access_at_once();
+    th = x.at_all || l->ordered ? access_begin() : access_at_once();
     if (l->n > 1 && l->store[l->n - 1].writer != x.running)
         order_matters(l);
     if (order != CB_RELAXED) {
@@ -664,7 +664,8 @@ void explore_add32(void *p, uint32_t n, enum explore_order order, const char *fi
     }
     loc = location_of(p, 4);
     l = &x.location[loc];
-    if (!(l->loaders & ~(1u << x.running)) && !l->is_stored) { /* it tells nobody anything */
+    if (!x.at_all && !(l->loaders & ~(1u << x.running)) &&
+        !l->is_stored) { /* it tells nobody anything */
         l->is_counted = true;
         th = access_at_once();
         append(th, loc, (uint32_t)l->store[l->n - 1].value + n, CB_RELAXED, NULL);
@@ -1030,6 +1031,11 @@ size_t explore_sites(const struct explore_site **sitesp)
 void explore_forget(void)
 {
     x.n_sites = 0;
+}
+
+void explore_give_way_at_all(bool on)
+{
+    x.at_all = on;
 }
 
 void explore_trace(bool on)

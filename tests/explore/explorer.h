@@ -124,6 +124,8 @@ struct explore_site {
 };
 size_t explore_sites(const struct explore_site **sitesp);
 void explore_forget(void);
+/* Others may come before each access of any kind: slower, and for tests of where they need not. */
+void explore_give_way_at_all(bool on);
 /* Prints the failing execution, a line an access. */
 void explore_trace(bool on);
 

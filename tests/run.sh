@@ -14,7 +14,12 @@ for p in "$@"; do
     *) CBD_BUILD=$build "$p" --jobs 2 ;;
     esac >"$log" 2>&1
     rc=$?
-    grep -v -e '^$' "$log" | tail -n 60
+    # Of what went well the end will do; what did not may be anywhere.
+    if [ "$rc" -eq 0 ]; then
+        grep -a -v -e '^$' "$log" | tail -n 60
+    else
+        cat "$log"
+    fi
     line=$(grep -a 'Synthesis' "$log" | tail -n 1 | sed 's/\x1b\[[0-9;]*m//g')
     ok=$(printf '%s' "$line" | sed -n 's/.*Passing: *\([0-9]*\).*/\1/p')
     bad=$(printf '%s' "$line" | sed -n 's/.*Failing: *\([0-9]*\).*/\1/p')

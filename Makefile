@@ -263,7 +263,7 @@ tsan: deps model ## All suites under ThreadSanitizer
 
 explore: $(BUILD)/tests/explore ## Explore shm and the library under the C11 memory model, then check that every mutant is caught
 	$(BUILD)/tests/explore && $(BUILD)/tests/explore --mutants && CC=$(CC) tests/explore/mutants.sh $(EXPLORE_OBJS)
-litmus: $(BUILD)/tests/litmus ## The lane's two shapes on two of this machine's cores, 10^8 times each: half a minute each
+litmus: $(BUILD)/tests/litmus ## The lane's two shapes on two of this machine's cores, 10^8 times each: some seconds
 	$(BUILD)/tests/litmus
 mutants: all $(BUILD)/tests/test_client $(BUILD)/tests/test_shm explore promela ## Every order, fence and check that the lane rests on is taken away in turn: a test must fail
 	tests/mutants/sites.sh $(BUILD)/tests/explore

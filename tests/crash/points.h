@@ -2,7 +2,7 @@
  *
  * shm/ compiled with CB_CRASH passes a point after every store that it makes into a lane, each word
  * of a copy by itself: shm/atomics.h is the only way there, so none is missed and none needs a
- * number of its own. The points count from where the process was armed. A process whose environment
+ * number of its own. (What threads share in private memory goes that way too, and counts.) The points count from where the process was armed. A process whose environment
  * has CB_CRASH_AT=n is armed from its start. */
 #ifndef CB_TESTS_CRASH_POINTS_H
 #define CB_TESTS_CRASH_POINTS_H

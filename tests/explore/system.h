@@ -10,8 +10,8 @@
 
 #include "tests/explore/explorer.h"
 
-void *library_allocate(
-    size_t bytes); /* zeroed, at the same address in each execution; never freed */
+/* Zeroed, at the same address in each execution, and never freed. */
+void *library_allocate(size_t bytes);
 long library_syscall(long number, ...);
 void library_close(int fd);
 
